@@ -1,0 +1,60 @@
+"""The draft tree: candidate continuations of the root, verified in one target forward.
+
+Letters: N nodes (root included), D depths below the root. Node 0 is the root; parents precede children.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+ROOT = 0
+
+
+@dataclass(frozen=True, eq=False)
+class DraftTree:
+    """Nodes in order of falling score, so every prefix of the arrays is itself a tree.
+
+    The position of node i in its sequence is `context_length + depths[i]`, never its index.
+    """
+
+    token_ids: np.ndarray  # [N] int64; token_ids[0] is the root token
+    parents: np.ndarray  # [N] int32; parents[0] == -1, parents[i] < i
+    depths: np.ndarray  # [N] int32; root 0
+    scores: np.ndarray  # [N] float32; sum of drafter log-probabilities from the root, root 0.0
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_drafted(self) -> int:
+        """Nodes that count against the tree budget: all but the root."""
+        return self.num_nodes - 1
+
+    @classmethod
+    def root_only(cls, root_token: int) -> DraftTree:
+        """The tree of plain decoding: budget 0."""
+        return cls(
+            token_ids=np.array([root_token], dtype=np.int64),
+            parents=np.array([-1], dtype=np.int32),
+            depths=np.zeros(1, dtype=np.int32),
+            scores=np.zeros(1, dtype=np.float32),
+        )
+
+    def ancestor_mask(self) -> np.ndarray:
+        """`[N, N]` bool: entry [i, j] is true when j is i or an ancestor of i; row sums are depth + 1."""
+        mask = np.eye(self.num_nodes, dtype=bool)
+        ancestor = self.parents.copy()
+        nodes = np.arange(self.num_nodes)
+        while True:
+            alive = ancestor >= 0
+            if not alive.any():
+                return mask
+            mask[nodes[alive], ancestor[alive]] = True
+            ancestor = np.where(alive, self.parents[np.maximum(ancestor, 0)], -1)
+
+    def children(self, node: int) -> np.ndarray:
+        """Indices of the node's children, best first."""
+        return np.flatnonzero(self.parents == node)
