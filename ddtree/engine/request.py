@@ -1,0 +1,91 @@
+"""A request as the engine sees it: token ids in, token ids out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ddtree.sampling.params import SamplingParams
+
+
+class TokenWatcher(Protocol):
+    """Reads the emitted tokens in order, outside the engine: text, stop strings, later grammars."""
+
+    def feed(self, token_id: int) -> str | None:
+        """Take one emitted token; return the stop string that its text completes, or None."""
+        ...
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to generate. `seed` is always concrete: whoever builds the request draws one if the user gave none."""
+
+    prompt_token_ids: tuple[int, ...]
+    max_tokens: int
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    seed: int = 0
+    choice_index: int = 0
+    tree_budget: int = 0
+    eos_token_ids: frozenset[int] = frozenset()  # empty under ignore_eos
+    stop_token_ids: frozenset[int] = frozenset()
+    watcher: TokenWatcher | None = None
+
+
+@dataclass
+class RequestStats:
+    """What one request cost and gained, in the units of the wire's `ddtree` object.
+
+    output_tokens == 1 + sum(length * count over acceptance_histogram) - trimmed_tokens; the 1 is the token that
+    prefill emits.
+    """
+
+    tree_budget: int = 0  # the budget that was in force
+    block_size: int | None = None  # None without a drafter
+    mode: str = "target_only"  # ddtree | chain | target_only
+    reason: str | None = None  # why the mode is not what was asked for
+    decode_rounds: int = 0
+    nodes_verified: int = 0  # drafted nodes verified, roots excluded
+    trimmed_tokens: int = 0  # accepted or bonus tokens cut by a stop or by max_tokens
+    acceptance_histogram: Counter[int] = field(default_factory=Counter)  # acceptance length -> rounds, bonus included
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    prefill_s: float = 0.0
+    draft_s: float = 0.0
+    build_s: float = 0.0
+    verify_s: float = 0.0
+    accept_s: float = 0.0
+    commit_s: float = 0.0
+    decode_s: float = 0.0  # wall time of the decode rounds
+    ttft_s: float | None = None  # submit to first token, queueing included
+
+    @property
+    def accepted_tokens(self) -> int:
+        """Drafted tokens that were accepted: acceptance length - 1 per round."""
+        return sum((length - 1) * count for length, count in self.acceptance_histogram.items())
+
+    @property
+    def mean_acceptance_length(self) -> float | None:
+        """Tokens emitted per round, bonus included; None before the first round."""
+        if not self.decode_rounds:
+            return None
+        return sum(length * count for length, count in self.acceptance_histogram.items()) / self.decode_rounds
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Decode speed alone: tokens after the first over the time of the rounds."""
+        if self.output_tokens < 2 or self.decode_s <= 0:
+            return None
+        return (self.output_tokens - 1) / self.decode_s
+
+
+@dataclass(frozen=True)
+class Emission:
+    """What one engine step brought for one request."""
+
+    request_id: int
+    token_ids: tuple[int, ...]
+    finish_reason: str | None = None  # stop | length | abort | error, on the last emission
+    stop_reason: int | str | None = None  # the stop token id or the stop string that ended it
+    error: str | None = None
+    stats: RequestStats | None = None  # on the last emission
