@@ -1,0 +1,63 @@
+"""The algorithm: draft, build, verify, accept, commit (DDTree arXiv 2604.12989, Algorithm 1; docs/decode_round.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+import numpy as np
+
+from ddtree.engine.finish import Finish, scan
+from ddtree.engine.sequence import Sequence
+from ddtree.engine.stats import StageClock
+from ddtree.tree.accept import Acceptance, accept
+from ddtree.tree.build import build_ddtree
+from ddtree.tree.draft_tree import DraftTree
+
+
+@dataclass(frozen=True, eq=False)
+class Round:
+    """What one round did for one sequence."""
+
+    tree: DraftTree
+    acceptance: Acceptance  # as verified
+    kept: Acceptance  # cut at a stop; what was committed and emitted
+    finish: Finish | None
+
+
+def decode_round(drafter, target, sequences: SequenceOf[Sequence], clock: StageClock) -> list[Round]:
+    """Emit at least one token for every sequence. The last one emitted is its next root.
+
+    A sequence that does not draft gets a tree of one node: plain decoding is a round with budget 0.
+    """
+    with clock("draft"):
+        candidates = drafter.draft(sequences) if drafter else [None] * len(sequences)
+    with clock("build"):
+        trees = [grow(sequence, found) for sequence, found in zip(sequences, candidates, strict=True)]
+    with clock("verify"):
+        target_tokens = target.verify(sequences, trees)
+    with clock("accept"):
+        rounds = [conclude(*each) for each in zip(sequences, trees, target_tokens, strict=True)]
+    with clock("commit"):
+        paths = [each.kept.path for each in rounds]
+        features = target.commit(sequences, paths)
+        for sequence, each in zip(sequences, rounds, strict=True):
+            sequence.token_ids.extend(each.kept.token_ids.tolist())
+        if drafter:
+            drafter.commit(sequences, features)
+    return rounds
+
+
+def grow(sequence: Sequence, candidates) -> DraftTree:
+    """The sequence's tree for this round; the root alone where nothing was drafted."""
+    if candidates is None:
+        return DraftTree.root_only(sequence.root_token)
+    return build_ddtree(sequence.root_token, candidates, sequence.tree_budget)
+
+
+def conclude(sequence: Sequence, tree: DraftTree, target_tokens: np.ndarray) -> Round:
+    """Accept the longest path that the target itself would have written, cut where the request ends."""
+    acceptance = accept(tree, target_tokens)
+    finish = scan(acceptance.token_ids, sequence.request, sequence.num_emitted)
+    kept = acceptance if finish is None else acceptance.cut(finish.num_kept)
+    return Round(tree, acceptance, kept, finish)

@@ -1,0 +1,79 @@
+"""A sequence: a request while it runs. Its tokens, what it remembers, what it may still do."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from ddtree.engine.request import Request, RequestStats
+from ddtree.sampling.noise import gumbel_noise, noise_key
+
+
+class NoiseWindow:
+    """The request's Gumbel noise around the current position; rows that a later round needs again are kept."""
+
+    def __init__(self, key: int, vocab_size: int, device: torch.device):
+        self.key, self.vocab_size, self.device = key, vocab_size, device
+        self.first = 0
+        self.rows = torch.empty(0, vocab_size, device=device)
+
+    def __call__(self, first: int, count: int) -> torch.Tensor:
+        """`[count, V]` float32: the noise of the tokens at absolute positions first ... first + count - 1."""
+        keep_from = first - self.first
+        kept = self.rows[keep_from : keep_from + count] if 0 <= keep_from < len(self.rows) else self.rows[:0]
+        if len(kept) < count:
+            missing = np.arange(first + len(kept), first + count)
+            kept = torch.cat([kept, gumbel_noise(self.key, missing, self.vocab_size, self.device)])
+        self.first, self.rows = first, kept
+        return kept
+
+
+@dataclass(eq=False)
+class Sequence:
+    """Invariant between rounds: everything but the last token is committed, `context_length == len(token_ids) - 1`."""
+
+    request_id: int
+    request: Request
+    tree_budget: int = 0  # in force: clamped, 0 without a drafter
+    token_ids: list[int] = field(default_factory=list)  # prompt, then emitted
+    noise: NoiseWindow | None = None  # None when greedy
+    target_state: Any = None  # owned by the target: caches
+    drafter_state: Any = None  # owned by the drafter; None when it never drafts
+    num_prefilled: int = 0
+    stats: RequestStats = field(default_factory=RequestStats)
+    submitted_at: float = field(default_factory=time.perf_counter)
+
+    def __post_init__(self):
+        self.token_ids = list(self.request.prompt_token_ids)
+
+    def open_noise(self, vocab_size: int, device: torch.device) -> None:
+        """Key the noise by (seed, choice index, prompt); design.md §5."""
+        if not self.request.sampling.greedy:
+            request = self.request
+            key = noise_key(request.seed, request.choice_index, request.prompt_token_ids)
+            self.noise = NoiseWindow(key, vocab_size, device)
+
+    @property
+    def root_token(self) -> int:
+        return self.token_ids[-1]
+
+    @property
+    def context_length(self) -> int:
+        return len(self.token_ids) - 1
+
+    @property
+    def num_emitted(self) -> int:
+        return len(self.token_ids) - len(self.request.prompt_token_ids)
+
+    @property
+    def num_remaining(self) -> int:
+        """Tokens it may still emit."""
+        return self.request.max_tokens - self.num_emitted
+
+    @property
+    def drafts(self) -> bool:
+        return self.drafter_state is not None

@@ -1,0 +1,112 @@
+"""The target: the model whose output must be reproduced. Prefill, verify, commit, over many sequences at once.
+
+Letters: R packed rows of all sequences, N nodes of one tree, V vocabulary, F feature width (layers x C).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+
+import numpy as np
+import torch
+
+from ddtree.caches.rows import Rows, Span
+from ddtree.engine.sequence import Sequence
+from ddtree.sampling.choose import choose
+from ddtree.tree.draft_tree import DraftTree
+
+
+class Target:
+    """Runs a target model. `feature_layers` are what the drafter wants to see; () without one."""
+
+    def __init__(self, model, feature_layers: tuple[int, ...] = ()):
+        self.model = model
+        self.feature_layers = tuple(feature_layers)
+        self.device = next(model.parameters()).device
+        self._features: torch.Tensor | None = None  # [R, F] of the last verify
+        self._starts: list[int] = []
+
+    def open(self, sequence: Sequence) -> None:
+        """Give the sequence its caches."""
+        sequence.target_state = self.model.new_cache()
+        sequence.open_noise(self.model.config.vocab_size, self.device)
+
+    @torch.inference_mode()
+    def prefill(self, sequence: Sequence, token_ids: list[int], last: bool) -> tuple[torch.Tensor | None, int | None]:
+        """Commit a chunk of prompt tokens; returns its features [T, F] (None if nobody drafts) and, after the last
+        chunk, the first token of the answer."""
+        cache = sequence.target_state
+        start, count = cache.context_length, len(token_ids)
+        rows = Rows(
+            token_ids=torch.tensor(token_ids, dtype=torch.long, device=self.device),
+            positions=torch.arange(start, start + count, device=self.device),
+            spans=(Span(cache, 0, count, ancestor_mask=None, parents=None),),
+        )
+        output = self.model(rows, self._wanted([sequence]))
+        cache.commit(torch.arange(count, device=self.device))
+        if not last:
+            return output.features, None
+        logits = self.model.logits(output.hidden[-1:])
+        noise = sequence.noise(start + count, 1) if sequence.noise else None
+        return output.features, int(choose(logits, sequence.request.sampling, noise)[0])
+
+    @torch.inference_mode()
+    def verify(self, sequences: SequenceOf[Sequence], trees: SequenceOf[DraftTree]) -> list[np.ndarray]:
+        """One forward over all nodes of all trees; per tree the token that the target chose after each node, [N].
+
+        The rows stay staged until `commit`.
+        """
+        rows = self._pack(sequences, trees)
+        output = self.model(rows, self._wanted(sequences))
+        self._features, self._starts = output.features, [span.start for span in rows.spans]
+        logits = self.model.logits(output.hidden)
+        return [
+            self._choose(sequence, tree, logits[span.start : span.stop])
+            for sequence, tree, span in zip(sequences, trees, rows.spans, strict=True)
+        ]
+
+    @torch.inference_mode()
+    def commit(self, sequences: SequenceOf[Sequence], paths: SequenceOf[np.ndarray]) -> list[torch.Tensor | None]:
+        """Make each path permanent in its sequence's caches; returns the features of the *path's* rows, [n, F]."""
+        features = []
+        for sequence, path, start in zip(sequences, paths, self._starts, strict=True):
+            index = torch.as_tensor(path, dtype=torch.long).to(self.device)
+            sequence.target_state.commit(index)
+            wanted = sequence.drafts and self._features is not None
+            features.append(self._features[start + index] if wanted else None)
+        self._features = None
+        return features
+
+    def close(self, sequence: Sequence) -> None:
+        """Drop what the sequence remembers."""
+        sequence.target_state = None
+
+    def _wanted(self, sequences: SequenceOf[Sequence]) -> tuple[int, ...]:
+        return self.feature_layers if any(sequence.drafts for sequence in sequences) else ()
+
+    def _pack(self, sequences: SequenceOf[Sequence], trees: SequenceOf[DraftTree]) -> Rows:
+        token_ids = np.concatenate([tree.token_ids for tree in trees])
+        positions = np.concatenate(
+            [sequence.context_length + tree.depths for sequence, tree in zip(sequences, trees, strict=True)]
+        )
+        spans, start = [], 0
+        for sequence, tree in zip(sequences, trees, strict=True):
+            mask = parents = None
+            if tree.num_nodes > 1:
+                mask = torch.from_numpy(tree.ancestor_mask()).to(self.device)
+                parents = torch.from_numpy(tree.parents.astype(np.int64)).to(self.device)
+            spans.append(Span(sequence.target_state, start, start + tree.num_nodes, mask, parents))
+            start += tree.num_nodes
+        return Rows(
+            token_ids=torch.from_numpy(token_ids).to(self.device),
+            positions=torch.from_numpy(positions.astype(np.int64)).to(self.device),
+            spans=tuple(spans),
+        )
+
+    def _choose(self, sequence: Sequence, tree: DraftTree, logits: torch.Tensor) -> np.ndarray:
+        noise = None
+        if sequence.noise is not None:
+            # The token after a node sits one position below it; siblings share their depth's noise.
+            window = sequence.noise(sequence.context_length + 1, int(tree.depths.max()) + 1)
+            noise = window[torch.from_numpy(tree.depths.astype(np.int64)).to(self.device)]
+        return choose(logits, sequence.request.sampling, noise).cpu().numpy()
