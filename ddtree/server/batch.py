@@ -1,0 +1,112 @@
+"""What passes between the worker and the handlers: facts about the engine, batches of requests, pieces of output."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ddtree.engine.request import Emission, Request
+
+logger = logging.getLogger("ddtree.server")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the server must know of a warm engine."""
+
+    max_context: int
+    vocab_size: int
+    default_tree_budget: int = 0
+    max_tree_budget: int = 1024
+    block_size: int | None = None
+    device: str = "cpu"
+    dtype: str = "float32"
+    memory: Callable[[], dict] = dict  # JSON for /stats
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one emission brought for one request of a batch; `text` is what may be shown of it by now."""
+
+    index: int  # which of the batch's requests
+    emission: Emission
+    text: str = ""
+
+
+class WorkerLike(Protocol):
+    """What create_app needs of a worker."""
+
+    state: str  # starting | ready | failed | stopped
+    failure: str | None
+    facts: Facts | None  # once ready
+    num_running: int
+    num_waiting: int
+
+    async def submit(self, requests: Sequence[Request]) -> Batch: ...
+
+
+@dataclass(eq=False)
+class Batch:
+    """Requests submitted together. Iterate for their pieces; close() aborts what still runs."""
+
+    requests: Sequence[Request]
+    on_close: Callable[[Batch], None] = lambda batch: None
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    queue: asyncio.Queue = field(default_factory=asyncio.Queue)
+    num_open: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.num_open = len(self.requests)
+        self.accepted = self.loop.create_future()
+
+    def post(self, item: Piece | Exception) -> None:
+        """From any thread: hand an item to the client. A client whose loop is gone needs nothing any more."""
+        try:
+            self.loop.call_soon_threadsafe(self.queue.put_nowait, item)
+        except RuntimeError:
+            logger.debug("event loop closed before an emission reached its client")
+
+    def settle(self, error: Exception | None = None) -> None:
+        """From any thread: say whether the engine took the batch."""
+
+        def settle() -> None:
+            if self.accepted.done():
+                return
+            if error is None:
+                self.accepted.set_result(None)
+            else:
+                self.accepted.set_exception(error)
+
+        try:
+            self.loop.call_soon_threadsafe(settle)
+        except RuntimeError:
+            logger.debug("event loop closed before its request was taken")
+
+    async def next(self) -> Piece | None:
+        """The next piece; None when every request has ended. Raises what ended the batch as a whole."""
+        if not self.num_open:
+            return None
+        item = await self.queue.get()
+        if isinstance(item, Exception):
+            self.num_open = 0
+            raise item
+        if item.emission.finish_reason:
+            self.num_open -= 1
+        return item
+
+    def __aiter__(self) -> Batch:
+        return self
+
+    async def __anext__(self) -> Piece:
+        piece = await self.next()
+        if piece is None:
+            raise StopAsyncIteration
+        return piece
+
+    def close(self) -> None:
+        """Abort whatever has not ended. May be called at any time, also twice."""
+        self.num_open = 0
+        self.on_close(self)

@@ -1,0 +1,142 @@
+"""What a client may send. Types are strict: "16" is not 16, true is not 1, and null means left out."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+# Above the server's maximum a budget is clamped and the clamp is echoed; beyond this it is a mistake.
+ABSURD_TREE_BUDGET = 2**16
+MAX_CHOICES = 128
+MAX_STOPS = 64
+
+Probability = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+TokenId = Annotated[int, Field(ge=0)]
+
+
+class Wire(BaseModel):
+    """Strict types; unknown fields are kept so that they can be logged."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+
+class StreamOptions(Wire):
+    """`stream_options`."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: Literal[False] | None = None
+
+
+class Generation(Wire):
+    """The fields that chat and completions share. Defaults are OpenAI's, max_tokens apart: omitted, it is the room left."""
+
+    model: str | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    min_p: Probability | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    ignore_eos: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    tree_budget: int | str | None = None
+    return_token_ids: bool | None = None
+
+    @field_validator("tree_budget", mode="before")
+    @classmethod
+    def _budget(cls, value: Any) -> Any:
+        if value is None or value == "auto":
+            return value
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise ValueError(f'must be an integer >= 0 or "auto", got {value!r}')
+        if value > ABSURD_TREE_BUDGET:
+            raise ValueError(f"must be at most {ABSURD_TREE_BUDGET}, got {value}: see tree_budget.max in /stats")
+        return value
+
+    @field_validator("stop")
+    @classmethod
+    def _stop(cls, value: str | list[str] | None) -> str | list[str] | None:
+        stops = [value] if isinstance(value, str) else value or []
+        if "" in stops:
+            raise ValueError('an empty string stops before the first token, got "": leave it out')
+        if len(stops) > MAX_STOPS:
+            raise ValueError(f"at most {MAX_STOPS} stop strings, got {len(stops)}")
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Generation:
+        both = (self.max_tokens, self.max_completion_tokens)
+        if None not in both and both[0] != both[1]:
+            raise ValueError(f"max_tokens is {both[0]} and max_completion_tokens is {both[1]}: give one of them")
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options is only allowed with stream: true")
+        return self
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Stop strings, one or many."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def token_limit(self) -> int | None:
+        """max_tokens under either of its names."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with a usage chunk."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+
+class CompletionRequest(Generation):
+    """Body of /v1/completions."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+
+
+class Message(Wire):
+    """One message; content parts and roles are checked in chat.py, which can say more than a type can."""
+
+    role: str
+    content: str | list[Any] | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[Any] | None = None
+    function_call: Any = None
+
+
+class ChatRequest(Generation):
+    """Body of /v1/chat/completions."""
+
+    messages: list[Message]
+    enable_thinking: bool | str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class TokenizeRequest(Wire):
+    """Body of /tokenize: a prompt, or messages to render."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    enable_thinking: bool | str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_special_tokens: bool | None = None
+
+    @model_validator(mode="after")
+    def _one_of(self) -> TokenizeRequest:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give either prompt or messages")
+        return self
+
+
+class DetokenizeRequest(Wire):
+    """Body of /detokenize."""
+
+    model: str | None = None
+    tokens: list[TokenId]

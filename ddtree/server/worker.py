@@ -1,0 +1,225 @@
+"""The engine's thread: requests go in through an inbox, what they emit comes back to each client's event loop."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from ddtree.engine.request import Emission, Request
+from ddtree.server.batch import Batch, Facts, Piece, WorkerLike
+from ddtree.server.errors import EngineFailed, InvalidRequest, Overloaded, Unavailable
+
+logger = logging.getLogger("ddtree.server")
+
+# A fault that step() itself raises is nobody's in particular. A few may be bad luck (memory); a row of them is a
+# broken engine, and a dead thread that says so serves better than one that fails every request.
+MAX_FAULTS_IN_A_ROW = 3
+
+
+class EngineLike(Protocol):
+    """What the worker needs of an engine; see engine.engine.Engine."""
+
+    has_work: bool
+    num_running: int
+    num_waiting: int
+
+    def add(self, request: Request) -> int: ...
+
+    def abort(self, request_id: int) -> None: ...
+
+    def step(self) -> list[Emission]: ...
+
+
+class Worker:
+    """Owns the engine's thread. `load` runs in it: the server listens and answers 503 until it is done."""
+
+    def __init__(
+        self, load: Callable[[], tuple[EngineLike, Facts]], max_waiting: int = 128, on_failure: Callable = lambda: None
+    ):
+        self._load = load
+        self._on_failure = on_failure
+        self.max_waiting = max_waiting
+        self.state = "starting"
+        self.failure: str | None = None
+        self.error: BaseException | None = None
+        self.facts: Facts | None = None
+        self._engine: EngineLike | None = None
+        self._inbox: deque[tuple[str, Batch]] = deque()
+        self._wake = threading.Condition()
+        self._stopping = False
+        self._faults_in_a_row = 0
+        self._num_submitted = 0  # in the inbox, not yet the engine's
+        self._counts = (0, 0)  # the engine's running and waiting, as of the last step
+        self._live: dict[int, tuple[Batch, int]] = {}  # request id -> its batch and place in it
+        self._thread = threading.Thread(target=self._run, name="ddtree-engine", daemon=True)
+
+    def start(self) -> Worker:
+        """Start the thread, which loads the engine first."""
+        self._thread.start()
+        return self
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """End the thread after the step at hand; what still runs is told so."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    @property
+    def num_running(self) -> int:
+        return self._counts[0]
+
+    @property
+    def num_waiting(self) -> int:
+        return self._num_submitted + self._counts[1]
+
+    async def submit(self, requests: Sequence[Request]) -> Batch:
+        """Queue requests, all or none. Raises Overloaded, Unavailable, or InvalidRequest if the engine refuses one."""
+        with self._wake:
+            if self.state != "ready":
+                raise unavailable(self)
+            if self.num_waiting >= self.max_waiting:
+                raise Overloaded(
+                    f"{self.num_waiting} requests are waiting, the limit is {self.max_waiting}: try again later",
+                    code="queue_full",
+                )
+            batch = Batch(requests, self._close)
+            self._num_submitted += len(requests)
+            self._inbox.append(("add", batch))
+            self._wake.notify()
+        try:
+            await batch.accepted
+        except BaseException:
+            batch.close()
+            raise
+        return batch
+
+    def _close(self, batch: Batch) -> None:
+        with self._wake:
+            if self.state == "ready":
+                self._inbox.append(("abort", batch))
+                self._wake.notify()
+
+    # ---- below: the engine's thread alone ----
+
+    def _run(self) -> None:
+        try:
+            self._engine, self.facts = self._load()
+            self.state = "ready"
+            while self._serve_once():
+                pass
+            self._end("stopped", "the server is shutting down")
+        except BaseException as error:
+            self.error = error
+            logger.debug("the engine thread ended", exc_info=error)
+            self._end("failed", f"{type(error).__name__}: {error}")
+            self._on_failure()
+
+    def _serve_once(self) -> bool:
+        """Take what came in, then one engine step. False when asked to stop."""
+        with self._wake:
+            while not (self._inbox or self._stopping or self._engine.has_work):
+                self._wake.wait()
+            if self._stopping:
+                return False
+        while self._inbox:
+            # Stays in the inbox until obeyed, so that _end() finds it should the thread die in between.
+            verb, batch = self._inbox[0]
+            self._obey(verb, batch)
+            self._inbox.popleft()
+            self._publish(num_added=len(batch.requests) if verb == "add" else 0)
+        if self._engine.has_work:
+            self._step()
+            self._publish()
+        return True
+
+    def _publish(self, num_added: int = 0) -> None:
+        with self._wake:
+            self._num_submitted -= num_added
+            self._counts = (self._engine.num_running, self._engine.num_waiting)
+
+    def _obey(self, verb: str, batch: Batch) -> None:
+        """Carry out one command."""
+        if verb == "abort":
+            self._abort(batch)
+            return
+        try:
+            for index, request in enumerate(batch.requests):
+                self._live[self._engine.add(request)] = (batch, index)
+        except ValueError as error:
+            self._abort(batch)
+            batch.settle(InvalidRequest(str(error)))
+        except Exception as error:
+            logger.exception("the engine could not take a request")
+            self._abort(batch)
+            batch.settle(EngineFailed(f"{type(error).__name__}: {error}"))
+        else:
+            batch.settle()
+
+    def _abort(self, batch: Batch) -> None:
+        for request_id in [rid for rid, (owner, _) in self._live.items() if owner is batch]:
+            del self._live[request_id]
+            self._engine.abort(request_id)
+
+    def _step(self) -> None:
+        try:
+            emissions = self._engine.step()
+        except Exception as error:
+            self._faults_in_a_row += 1
+            if self._faults_in_a_row >= MAX_FAULTS_IN_A_ROW:
+                raise
+            logger.exception("an engine step failed; its requests end here")
+            self._fail_all(EngineFailed(f"the engine failed: {type(error).__name__}: {error}"))
+            return
+        self._faults_in_a_row = 0
+        for emission in emissions:
+            self._deliver(emission)
+
+    def _deliver(self, emission: Emission) -> None:
+        owner = self._live.get(emission.request_id)
+        if owner is None:
+            return
+        batch, index = owner
+        if emission.finish_reason:
+            del self._live[emission.request_id]
+        batch.post(Piece(index, emission, _text(batch.requests[index], emission)))
+
+    def _fail_all(self, error: Exception) -> None:
+        for request_id, (batch, _) in list(self._live.items()):
+            batch.post(error)
+            self._engine.abort(request_id)
+        self._live.clear()
+
+    def _end(self, state: str, failure: str) -> None:
+        """Tell everyone who waits that nothing more comes."""
+        with self._wake:
+            self.state, self.failure = state, failure
+            waiting = [batch for verb, batch in self._inbox if verb == "add"]
+            self._inbox.clear()
+            self._num_submitted, self._counts = 0, (0, 0)
+        for batch in waiting:
+            batch.settle(unavailable(self))
+        for batch in {batch for batch, _ in self._live.values()}:
+            batch.post(unavailable(self))
+        self._live.clear()
+
+
+def unavailable(worker: WorkerLike) -> Unavailable:
+    """Why the worker takes no request now."""
+    if worker.state == "starting":
+        return Unavailable("the model is still loading: try again shortly", code="starting", retry_after_s=2)
+    if worker.state == "stopped":
+        return Unavailable("the server is shutting down", code="stopping")
+    return Unavailable(f"the engine is dead ({worker.failure}): restart the server", code="engine_dead")
+
+
+def _text(request: Request, emission: Emission) -> str:
+    """What the watcher has ready. Read here, since the engine's thread is the one that feeds it."""
+    take = getattr(request.watcher, "take", None)
+    if take is None:
+        return ""
+    return take() + (request.watcher.finish() if emission.finish_reason else "")
