@@ -24,12 +24,12 @@ class NoiseWindow:
     def __call__(self, first: int, count: int) -> torch.Tensor:
         """`[count, V]` float32: the noise of the tokens at absolute positions first ... first + count - 1."""
         keep_from = first - self.first
-        kept = self.rows[keep_from : keep_from + count] if 0 <= keep_from < len(self.rows) else self.rows[:0]
+        kept = self.rows[keep_from:] if 0 <= keep_from < len(self.rows) else self.rows[:0]
         if len(kept) < count:
             missing = np.arange(first + len(kept), first + count)
             kept = torch.cat([kept, gumbel_noise(self.key, missing, self.vocab_size, self.device)])
         self.first, self.rows = first, kept
-        return kept
+        return kept[:count]
 
 
 @dataclass(eq=False)

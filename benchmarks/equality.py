@@ -1,0 +1,246 @@
+"""Token-for-token equality: every budget against budget 0, budget 0 against transformers greedy; acceptance on the way.
+
+    python -m benchmarks.equality --target FILE.gguf --drafter FOLDER --prompts ../shared/prompts --processes 12
+
+All prompts at --budgets; the first --subset prompts of the sets, evenly, also at --more-budgets and at temperature 0.8.
+A divergence is re-scored by a fresh forward of the common prefix: below 1e-4 it is a near tie and listed, else a
+mismatch and exit status 1. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import torch
+import torch.multiprocessing as multiprocessing
+
+NEAR_TIE = 1e-4
+SAMPLED = {"temperature": 0.8, "top_p": 0.95}
+SEED = 20261129
+
+
+def read_prompts(folder: Path) -> list[dict]:
+    """All prompts of the folder's sets, first turns, in an order that alternates between the sets."""
+    sets = {path.stem: [json.loads(line) for line in path.open()] for path in sorted(folder.glob("*.jsonl"))}
+    longest = max(len(items) for items in sets.values())
+    return [
+        {"set": name, "id": items[i]["id"], "text": items[i]["turns"][0]}
+        for i in range(longest)
+        for name, items in sets.items()
+        if i < len(items)
+    ]
+
+
+class Shard:
+    """One process: its own engine, its share of the prompts."""
+
+    def __init__(self, args):
+        from ddtree.engine.loading import load_engine
+        from ddtree.text.tokenizer import Tokenizer
+
+        torch.set_num_threads(args.threads)
+        self.args = args
+        self.tokenizer = Tokenizer.load(Path(args.target))
+        self.engine = load_engine(args.target, args.drafter, device=args.device, dtype=args.dtype)
+        self.reference = self._load_reference() if args.reference else None
+
+    def _load_reference(self):
+        from transformers import AutoModelForCausalLM
+
+        path = Path(self.args.target)
+        model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=self.dtype)
+        return model.to(self.args.device).eval()
+
+    @property
+    def dtype(self):
+        return getattr(torch, self.args.dtype)
+
+    def render(self, text: str) -> tuple[int, ...]:
+        from ddtree.text.chat import render_chat
+
+        prompt = render_chat(self.tokenizer, [{"role": "user", "content": text}])
+        return tuple(self.tokenizer.encode(prompt, add_special_tokens=False))
+
+    def request(self, prompt, budget, sampled):
+        from ddtree.engine.request import Request
+        from ddtree.sampling.params import SamplingParams
+
+        return Request(
+            prompt,
+            max_tokens=self.args.max_tokens,
+            sampling=SamplingParams(**SAMPLED) if sampled else SamplingParams(),
+            seed=SEED,
+            tree_budget=budget,
+            eos_token_ids=frozenset(self.tokenizer.eos_token_ids),
+        )
+
+    def transformers_greedy(self, prompt) -> list[int]:
+        ids = torch.tensor([prompt], device=self.args.device)
+        output = self.reference.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=self.args.max_tokens,
+            do_sample=False,
+            eos_token_id=sorted(self.tokenizer.eos_token_ids),
+            pad_token_id=self.tokenizer.eos_token_ids and min(self.tokenizer.eos_token_ids),
+        )
+        return output[0, len(prompt) :].tolist()
+
+    def margin_at(self, prompt, tokens, position, sampled) -> float:
+        """The margin of the token at `position` of the answer, from a fresh forward of everything before it."""
+        from ddtree.caches.rows import Rows, Span
+        from ddtree.engine.sequence import Sequence
+        from ddtree.sampling.choose import margins
+
+        model, device = self.engine.target.model, self.engine.target.device
+        prefix = torch.tensor([*prompt, *tokens[:position]], device=device)
+        cache = model.new_cache()
+        rows = Rows(prefix, torch.arange(len(prefix), device=device), (Span(cache, 0, len(prefix), None, None),))
+        request = self.request(prompt, 0, sampled)
+        sequence = Sequence(0, request)
+        sequence.open_noise(model.config.vocab_size, device)
+        with torch.inference_mode():
+            logits = model.logits(model(rows).hidden[-1:])
+            noise = sequence.noise(len(prefix), 1) if sequence.noise else None
+            return float(margins(logits, request.sampling, noise)[0])
+
+    def run(self, prompt: dict, budgets, sampled: bool) -> dict:
+        """One prompt at every budget; what differs from budget 0, and the acceptance counts."""
+        ids = self.render(prompt["text"])
+        plain, counts, divergences = None, {}, []
+        for budget in budgets:
+            emission = self.engine.generate(self.request(ids, budget, sampled))
+            tokens, stats = list(emission.token_ids), emission.stats
+            assert stats.output_tokens == len(tokens)
+            plain = tokens if plain is None else plain
+            emitted = sum(length * count for length, count in stats.acceptance_histogram.items())
+            counts[budget] = (stats.decode_rounds, emitted)
+            self._compare(divergences, prompt, ids, plain, tokens, f"budget {budget}", sampled)
+        if self.reference is not None and not sampled:
+            tokens = self.transformers_greedy(ids)
+            self._compare(divergences, prompt, ids, plain, tokens, "transformers", sampled)
+        return {
+            "set": prompt["set"], "sampled": sampled, "tokens": len(plain), "counts": counts, "divergences": divergences,
+        }  # fmt: skip
+
+    def _compare(self, found, prompt, ids, plain, tokens, against, sampled):
+        if tokens == plain:
+            return
+        position = next(
+            (i for i, pair in enumerate(zip(plain, tokens, strict=False)) if pair[0] != pair[1]),
+            min(len(plain), len(tokens)),
+        )
+        margin = self.margin_at(ids, plain, position, sampled)
+        found.append(
+            {"prompt_id": prompt["id"], "against": against, "sampled": sampled, "position": position, "margin": margin}
+        )
+
+
+def work(args, index: int, results) -> None:
+    try:
+        shard = Shard(args)
+        for prompt in args.plan[index :: args.processes]:
+            full = prompt["number"] < args.subset
+            greedy = sorted({*args.budgets, *(args.more_budgets if full else ())})
+            results.put(shard.run(prompt, greedy, sampled=False))
+            if full:
+                results.put(shard.run(prompt, greedy, sampled=True))
+        results.put(None)
+    except BaseException as error:
+        results.put(f"shard {index}: {type(error).__name__}: {error}")
+        raise
+
+
+def summarise(args, records: list[dict], seconds: float) -> dict:
+    """Pooled acceptance per set and budget, and the verdict."""
+    pooled = defaultdict(lambda: defaultdict(lambda: [0, 0]))
+    for record in records:
+        for budget, (rounds, emitted) in record["counts"].items():
+            for name in (record["set"], "all"):
+                cell = pooled[("sampled " if record["sampled"] else "") + name][budget]
+                cell[0] += rounds
+                cell[1] += emitted
+    divergences = [each for record in records for each in record["divergences"]]
+    worst = max((each["margin"] for each in divergences), default=0.0)
+    verdict = "identical" if not divergences else "near_tie" if worst < NEAR_TIE else "mismatch"
+    return {
+        "verdict": verdict,
+        "prompts": sum(not record["sampled"] for record in records),
+        "sampled_prompts": sum(record["sampled"] for record in records),
+        "runs": sum(len(record["counts"]) for record in records),
+        "tokens": sum(record["tokens"] for record in records),
+        "max_tokens": args.max_tokens,
+        "budgets": args.budgets,
+        "more_budgets": args.more_budgets,
+        "against_transformers": bool(args.reference),
+        "divergences": divergences,
+        "acceptance_length": {
+            name: {str(budget): round(emitted / rounds, 3) for budget, (rounds, emitted) in sorted(cells.items()) if rounds}
+            for name, cells in sorted(pooled.items())
+        },
+        "device": torch.cuda.get_device_name() if args.device.startswith("cuda") else platform.processor() or "cpu",
+        "dtype": args.dtype,
+        "torch": torch.__version__,
+        "seconds": round(seconds, 1),
+        "command": "python -m benchmarks.equality " + " ".join(sys.argv[1:]),
+    }
+
+
+def main() -> int:
+    numbers = lambda text: [int(part) for part in text.split(",") if part]  # noqa: E731
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--target", required=True)
+    parser.add_argument("--drafter", required=True)
+    parser.add_argument("--prompts", type=Path, required=True)
+    parser.add_argument("--budgets", type=numbers, default=[0, 16, 64, 256, 1024])
+    parser.add_argument("--more-budgets", type=numbers, default=[1, 2, 7, 15, 32, 128, 512])
+    parser.add_argument("--subset", type=int, default=40)
+    parser.add_argument("--limit", type=int, default=10**6)
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--no-reference", dest="reference", action="store_false")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    args.plan = read_prompts(args.prompts)[: args.limit]
+    for number, prompt in enumerate(args.plan):
+        prompt["number"] = number
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    started = time.perf_counter()
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    workers = [context.Process(target=work, args=(args, i, results), daemon=True) for i in range(args.processes)]
+    for worker in workers:
+        worker.start()
+    records, running, faults = [], args.processes, []
+    while running:
+        item = results.get()
+        if item is None or isinstance(item, str):
+            running -= 1
+            faults += [item] if item else []
+            continue
+        records.append(item)
+        if len(records) % 20 == 0:
+            print(f"{len(records)} runs, {time.perf_counter() - started:.0f} s", flush=True)
+    summary = summarise(args, records, time.perf_counter() - started)
+    if faults:
+        summary.update(verdict="error", faults=faults)
+    if args.out:
+        args.out.write_text(json.dumps(summary, indent=1) + "\n")
+    for name, row in summary["acceptance_length"].items():
+        print(f"{name:22}", *(f"{budget}: {value:.2f}" for budget, value in row.items()), sep="  ")
+    print(json.dumps(summary))
+    return 0 if summary["verdict"] in ("identical", "near_tie") else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""From checkpoints to an engine, every mismatch an error before anything is served (contract.md, Loading)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from ddtree.engine.config import EngineConfig
+from ddtree.engine.drafter import Drafter
+from ddtree.engine.engine import Engine
+from ddtree.engine.target import Target
+from ddtree.models.dflash import load_drafter
+from ddtree.models.registry import load_target
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def pick_device(name: str = "auto") -> torch.device:
+    """`auto` takes the GPU if there is one. ValueError for a device this machine lacks."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"device must be auto, cpu, cuda or cuda:N, got {name!r}") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device {name!r}: this machine has no CUDA device; use cpu or auto")
+    return device
+
+
+def pick_dtype(name: str, device: torch.device) -> torch.dtype:
+    """`auto` is bfloat16 on a GPU and float32 on a CPU, where bfloat16 is emulated and slower."""
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    if name not in DTYPES:
+        raise ValueError(f"dtype must be one of auto, {', '.join(DTYPES)}, got {name!r}")
+    return DTYPES[name]
+
+
+def load_engine(
+    target_path: Path,
+    drafter_path: Path | None = None,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    max_context: int | None = None,
+    max_tree_budget: int = 1024,
+) -> Engine:
+    """Load a target and its drafter. `max_context` defaults to what the target was made for, in tokens.
+
+    Raises ValueError where the two do not fit, naming both sides, or where `max_context` is more than the model has.
+    """
+    place = pick_device(device)
+    kind = pick_dtype(dtype, place)
+    model = load_target(Path(target_path), place, kind)
+    limit = model.config.max_position_embeddings
+    if max_context is None:
+        max_context = limit
+    elif not 1 < max_context <= limit:
+        raise ValueError(f"max_context must lie in 2 ... {limit} (what the model was made for), got {max_context}")
+    drafter, layers = None, ()
+    if drafter_path is not None:
+        drafter_model = load_drafter(Path(drafter_path), model.config, place, kind)
+        drafter = Drafter(drafter_model, model)
+        layers = drafter_model.config.target_layer_ids
+    config = EngineConfig(max_context=max_context, max_tree_budget=max_tree_budget)
+    return Engine(Target(model, layers), drafter, config, model.config.vocab_size)

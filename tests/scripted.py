@@ -1,0 +1,137 @@
+"""Actors that follow a script: a target whose next-token law is a hash of the prefix, drafters of any skill.
+
+Vocabulary 13, token 0 included. Both assert the engine's invariants as they go.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from ddtree.engine.config import EngineConfig
+from ddtree.engine.engine import Engine
+from ddtree.sampling.choose import choose, rank_scores
+from ddtree.tree.build import Candidates
+
+VOCAB = 13
+EOS = 7
+
+
+def logits_after(prefix: list[int], sharpness: float = 2.0) -> np.ndarray:
+    """`[V]` float32: the scripted law. Deterministic in the prefix."""
+    digest = hashlib.blake2b(np.asarray(prefix, np.int64).tobytes(), digest_size=8).digest()
+    rng = np.random.default_rng(int.from_bytes(digest, "little"))
+    return (rng.normal(size=VOCAB) * sharpness).astype(np.float32)
+
+
+@dataclass
+class ScriptedTarget:
+    """Knows a sequence only through what was committed, so a wrong commit changes the output."""
+
+    fail_at: int | None = None  # verify call at which to raise
+    num_verifies: int = 0
+    staged: dict = field(default_factory=dict)
+
+    def open(self, sequence):
+        sequence.target_state = []
+        sequence.open_noise(VOCAB, torch.device("cpu"))
+
+    def close(self, sequence):
+        sequence.target_state = None
+
+    def prefill(self, sequence, token_ids, last):
+        sequence.target_state.extend(token_ids)
+        features = torch.tensor(token_ids, dtype=torch.float32)[:, None]
+        if not last:
+            return features, None
+        return features, self._choose(sequence, sequence.target_state, 0)
+
+    def verify(self, sequences, trees):
+        self.num_verifies += 1
+        if self.fail_at == self.num_verifies:
+            raise RuntimeError("scripted fault")
+        chosen = []
+        for sequence, tree in zip(sequences, trees, strict=True):
+            assert sequence.target_state == sequence.token_ids[:-1], "committed must be tokens[:-1]"
+            assert tree.token_ids[0] == sequence.root_token
+            paths = [[]] * tree.num_nodes
+            for node in range(tree.num_nodes):
+                parent = tree.parents[node]
+                paths[node] = (paths[parent] if parent >= 0 else []) + [int(tree.token_ids[node])]
+            self.staged[sequence.request_id] = tree.token_ids
+            chosen.append(
+                np.array([self._choose(sequence, sequence.target_state + path, len(path)) for path in paths])
+            )
+        return chosen
+
+    def commit(self, sequences, paths):
+        features = []
+        for sequence, path in zip(sequences, paths, strict=True):
+            token_ids = self.staged.pop(sequence.request_id)[path].tolist()
+            sequence.target_state.extend(token_ids)
+            features.append(torch.tensor(token_ids, dtype=torch.float32)[:, None])
+        return features
+
+    def _choose(self, sequence, prefix, depth):
+        logits = torch.from_numpy(logits_after(prefix))[None]
+        noise = sequence.noise(len(prefix), 1) if sequence.noise else None
+        return int(choose(logits, sequence.request.sampling, noise)[0])
+
+
+class ScriptedDrafter:
+    """Right at each depth with probability `skill`; `eos_everywhere` proposes EOS first at every depth."""
+
+    max_context = None
+
+    def __init__(self, skill: float, block_size: int = 8, eos_everywhere: bool = False):
+        self.skill, self.block_size, self.eos_everywhere = skill, block_size, eos_everywhere
+        self.rng = np.random.default_rng(0)
+
+    def open(self, sequence):
+        sequence.drafter_state = []
+
+    def close(self, sequence):
+        sequence.drafter_state = None
+
+    def absorb(self, sequence, features):
+        sequence.drafter_state.extend(features[:, 0].int().tolist())
+
+    def draft(self, sequences):
+        return [self._candidates(s) if s.drafts and self._depth(s) else None for s in sequences]
+
+    def commit(self, sequences, features):
+        for sequence, rows in zip(sequences, features, strict=True):
+            if sequence.drafts:
+                self.absorb(sequence, rows)
+                assert sequence.drafter_state == sequence.token_ids[:-1], "features must be those of the path's rows"
+
+    def _depth(self, sequence):
+        return min(self.block_size - 1, sequence.tree_budget, sequence.num_remaining - 1)
+
+    def _candidates(self, sequence):
+        assert sequence.drafter_state == sequence.token_ids[:-1]
+        prefix, rows = list(sequence.token_ids), []
+        for _ in range(self._depth(sequence)):
+            logits = logits_after(prefix)
+            noise = sequence.noise(len(prefix), 1) if sequence.noise else None
+            true = int(choose(torch.from_numpy(logits)[None], sequence.request.sampling, noise)[0])
+            guess = np.zeros(VOCAB, np.float32)
+            hit = self.rng.random() < self.skill
+            guess[true if hit else (true + 1 + self.rng.integers(VOCAB - 1)) % VOCAB] = 3.0
+            if self.eos_everywhere:
+                guess[EOS] = 9.0
+            rows.append(guess)
+            prefix.append(true)
+        scores = rank_scores(torch.from_numpy(np.stack(rows)), type(sequence.request.sampling)(), None)
+        log_probs, token_ids = scores.topk(min(sequence.tree_budget, VOCAB), dim=-1)
+        return Candidates(token_ids.numpy(), log_probs.float().numpy())
+
+
+def scripted_engine(skill: float | None = 0.5, target: ScriptedTarget | None = None, **options) -> Engine:
+    """An engine of scripted actors; `skill=None` means no drafter."""
+    limits = {name: options.pop(name) for name in ("max_running", "prefill_chunk") if name in options}
+    drafter = None if skill is None else ScriptedDrafter(skill, **options)
+    return Engine(target or ScriptedTarget(), drafter, EngineConfig(max_context=512, **limits), VOCAB)
