@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -53,8 +53,7 @@ class Candidates:
         return self.token_ids.shape[0]
 
 
-@dataclass(frozen=True, eq=False)
-class Level:
+class Level(NamedTuple):
     """Nodes of one depth, n of them. `parents` index the previous level's nodes."""
 
     token_ids: np.ndarray  # [n] int64
@@ -174,10 +173,10 @@ def grow(root_token: int, source: ScoreSource, budget: int) -> DraftTree:
             best = best[:budget]
             ceiling = best[-1]
             # Ties with the ceiling stay: they are settled when all nodes are known.
-            level = level.take((level.costs <= ceiling).nonzero()[0])
-            if not len(level.costs):
-                break
-        levels.append(level.take(_best_first(level.costs, [*levels, level], [len(levels)])))
+            if len(level.costs) > budget:
+                level = level.take((level.costs <= ceiling).nonzero()[0])
+        order = _best_first(level.costs, [*levels, level], [len(levels)])
+        levels.append(level.take(order[: level.costs[order].searchsorted(ceiling, side="right")]))
     return _assemble(levels, budget)
 
 
@@ -216,7 +215,7 @@ def _assemble(levels: list[Level], budget: int) -> DraftTree:
         token_ids=np.concatenate([level.token_ids for level in levels])[order],
         parents=new_index[parents[order]],
         depths=np.repeat(np.arange(len(levels), dtype=np.int32), sizes)[order],
-        scores=(costs[order] / -UNITS_PER_NAT).astype(np.float32),
+        scores=(0.0 - costs[order] / UNITS_PER_NAT).astype(np.float32),
     )
 
 

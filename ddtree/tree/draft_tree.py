@@ -46,14 +46,11 @@ class DraftTree:
     def ancestor_mask(self) -> np.ndarray:
         """`[N, N]` bool: entry [i, j] is true when j is i or an ancestor of i; row sums are depth + 1."""
         mask = np.eye(self.num_nodes, dtype=bool)
-        ancestor = self.parents.copy()
-        nodes = np.arange(self.num_nodes)
-        while True:
-            alive = ancestor >= 0
-            if not alive.any():
-                return mask
-            mask[nodes[alive], ancestor[alive]] = True
-            ancestor = np.where(alive, self.parents[np.maximum(ancestor, 0)], -1)
+        rows = list(mask)
+        # One pass in node order, since a parent's row is done before its children's, at any depth.
+        for row, parent in zip(rows[1:], self.parents[1:].tolist(), strict=True):
+            np.logical_or(row, rows[parent], out=row)
+        return mask
 
     def children(self, node: int) -> np.ndarray:
         """Indices of the node's children, best first."""
