@@ -62,7 +62,9 @@ class ModelConfig:
         """Read a config.json. ValueError names the key that is missing or not supported."""
         architecture = (config.get("architectures") or [None])[0]
         if architecture not in KNOWN_ARCHITECTURES:
-            raise ValueError(f"unknown architecture {architecture!r}; known are {', '.join(KNOWN_ARCHITECTURES)}")
+            raise ValueError(
+                f"unknown architecture {architecture!r}; known are {', '.join(KNOWN_ARCHITECTURES)}"
+            )
         _refuse_unsupported(config)
         qwen3 = architecture == "Qwen3ForCausalLM"
         hidden_size, num_heads = need(config, "hidden_size"), need(config, "num_attention_heads")
@@ -166,7 +168,9 @@ def _rope_from_gguf(reader: GgufFile, arch: str) -> RopeConfig:
     if rope_type == "none":
         return RopeConfig(theta=theta)
     if rope_type not in ("linear", "yarn"):
-        raise ValueError(f"{reader.path}: {scaling}.type {rope_type!r} is not supported; use none, linear or yarn")
+        raise ValueError(
+            f"{reader.path}: {scaling}.type {rope_type!r} is not supported; use none, linear or yarn"
+        )
     known = {f"{scaling}.{key}" for key in ("type", "factor", "original_context_length", "finetuned")}
     for key in reader.metadata:
         if key.startswith(f"{scaling}.") and key not in known:

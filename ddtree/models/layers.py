@@ -68,7 +68,9 @@ class RotaryEmbedding(nn.Module):
         half = frequencies.shape[0]
         sign = torch.ones(2 * half)
         sign[:half] = -1
-        self.register_buffer("frequencies", torch.cat((frequencies, frequencies)).to(device), persistent=False)
+        self.register_buffer(
+            "frequencies", torch.cat((frequencies, frequencies)).to(device), persistent=False
+        )
         self.register_buffer("sign", sign.to(device), persistent=False)
 
     def forward(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -150,7 +152,9 @@ class Attention(nn.Module):
         attended = []
         for span in spans:
             rows = slice(span.start, span.stop)
-            keys_seen, values_seen = span.cache.layers[layer].stage(turned[rows, self.num_heads :], values[rows])
+            keys_seen, values_seen = span.cache.layers[layer].stage(
+                turned[rows, self.num_heads :], values[rows]
+            )
             query = turned[rows, : self.num_heads]
             attended.append(tree_attention(query, keys_seen, values_seen, span.ancestor_mask, self.scale))
         packed = attended[0] if len(attended) == 1 else torch.cat(attended)
@@ -161,7 +165,13 @@ class MLP(nn.Module):
     """SwiGLU: down(silu(gate(x)) * up(x))."""
 
     def __init__(
-        self, hidden_size: int, intermediate_size: int, *, bias: bool, device: torch.device | str, dtype: torch.dtype
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        *,
+        bias: bool,
+        device: torch.device | str,
+        dtype: torch.dtype,
     ) -> None:
         super().__init__()
         self.intermediate_size = intermediate_size

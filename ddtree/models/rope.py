@@ -53,7 +53,7 @@ class RopeConfig:
     mscale_all_dim: float | None = None
     truncate: bool = True
     short_factor: tuple[float, ...] | None = None  # divisors of the frequencies, one each
-    context_limit: int | None = None  # tokens up to which these frequencies hold; None means no limit of their own
+    context_limit: int | None = None  # tokens up to which these frequencies hold; None means no limit
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any], default_theta: float | None = None) -> RopeConfig:
@@ -123,7 +123,9 @@ def _one_dict(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
     if not per_layer_type:
         return parameters
     if any(value != per_layer_type[0] for value in per_layer_type):
-        raise ValueError(f"rope_parameters differ by layer type ({sorted(parameters)}), which is not supported")
+        raise ValueError(
+            f"rope_parameters differ by layer type ({sorted(parameters)}), which is not supported"
+        )
     return per_layer_type[0]
 
 

@@ -25,5 +25,7 @@ def tree_attention_reference(
         for head in range(num_heads):
             kv_head = head * num_kv_heads // num_heads
             scores = keys[kv_head, seen].float() @ query[row, head].float() * scale
-            attended[row, head] = (torch.softmax(scores, dim=0) @ values[kv_head, seen].float()).to(query.dtype)
+            attended[row, head] = (torch.softmax(scores, dim=0) @ values[kv_head, seen].float()).to(
+                query.dtype
+            )
     return attended

@@ -1,0 +1,64 @@
+"""From a folder or file on disk to a target. (Drafters: `models.dflash.load_drafter`.)"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+
+from ddtree.models.config import ModelConfig
+from ddtree.models.gguf_file import GgufFile
+from ddtree.models.gguf_weights import GgufSource
+from ddtree.models.llama import Llama
+from ddtree.models.qwen3 import Qwen3
+from ddtree.models.target_model import TargetModel
+from ddtree.models.weights import SafetensorsSource, TensorSource, fill
+
+# `ModelConfig` refuses architectures that are not here, listing those that are.
+TARGETS: dict[str, type[Llama]] = {"LlamaForCausalLM": Llama, "Qwen3ForCausalLM": Qwen3}
+
+
+def load_target(path: str | Path, device: torch.device | str, dtype: torch.dtype) -> TargetModel:
+    """Load the target in `path`: a folder with config.json and safetensors, a folder with exactly one .gguf file, or
+    a .gguf file. Parameters are on `device` in `dtype`, without gradients.
+
+    FileNotFoundError when there is no such path; ValueError, naming the file and what to do, for everything that is
+    wrong with its content.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: no such file or folder")
+    config, source = _open(path)
+    model = TARGETS[config.architecture](config, device, dtype)
+    duplicates = {"lm_head.weight": "model.embed_tokens.weight"} if config.tie_word_embeddings else {}
+    fill(model.checkpoint_tensors(), source, duplicates)
+    model.finish_loading()
+    return model.eval()
+
+
+def _open(path: Path) -> tuple[ModelConfig, TensorSource]:
+    config_json = path / "config.json"
+    if path.is_dir() and config_json.is_file():
+        try:
+            config = ModelConfig.from_hf(json.loads(config_json.read_text()))
+        except ValueError as error:
+            raise ValueError(f"{config_json}: {error}") from error
+        return config, SafetensorsSource(path)
+    file = _only_gguf(path) if path.is_dir() else path
+    reader = GgufFile(file)
+    config = ModelConfig.from_gguf(reader)
+    return config, GgufSource(reader, config)
+
+
+def _only_gguf(folder: Path) -> Path:
+    files = sorted(folder.glob("*.gguf"))
+    if len(files) == 1:
+        return files[0]
+    if not files:
+        raise ValueError(
+            f"{folder}: neither config.json nor a .gguf file; give a model's folder or a .gguf file"
+        )
+    raise ValueError(
+        f"{folder}: {len(files)} .gguf files ({', '.join(f.name for f in files)}); name the one to load"
+    )
