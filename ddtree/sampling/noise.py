@@ -68,8 +68,9 @@ def _gumbel(bits: Tensor) -> Tensor:
         if factor != 1:
             bits.mul_(_signed(factor))
     bits.bitwise_right_shift_(12).bitwise_and_((1 << 52) - 1)
-    negated_uniforms = bits.to(torch.float64).add_(0.5).mul_(-(2.0**-52))
-    return negated_uniforms.log1p_().neg_().log_().neg_()
+    # 1 - u is exact in fp64 at this grain, so log(1 - u) is log1p(-u), in two thirds of the time.
+    complements = bits.to(torch.float64).mul_(-(2.0**-52)).add_(1 - 2.0**-53)
+    return complements.log_().neg_().log_().neg_()
 
 
 def _mix(value: int) -> int:
