@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ddtree.engine.request import Emission, Request
+from ddtree.server.watch import Shown
 
 logger = logging.getLogger("ddtree.server")
 
@@ -29,11 +30,11 @@ class Facts:
 
 @dataclass(frozen=True)
 class Piece:
-    """What one emission brought for one request of a batch; `text` is what may be shown of it by now."""
+    """What one emission brought for one request of a batch, and what may be shown by now."""
 
     index: int  # which of the batch's requests
     emission: Emission
-    text: str = ""
+    shown: Shown = Shown()
 
 
 class WorkerLike(Protocol):

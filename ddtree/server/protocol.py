@@ -100,20 +100,10 @@ class CompletionRequest(Generation):
     prompt: str | list[str] | list[int] | list[list[int]]
 
 
-class Message(Wire):
-    """One message; content parts and roles are checked in chat.py, which can say more than a type can."""
-
-    role: str
-    content: str | list[Any] | None = None
-    reasoning_content: str | None = None
-    tool_calls: list[Any] | None = None
-    function_call: Any = None
-
-
 class ChatRequest(Generation):
-    """Body of /v1/chat/completions."""
+    """Body of /v1/chat/completions; the text room reads the messages and the thinking switch."""
 
-    messages: list[Message]
+    messages: list[dict[str, Any]]
     enable_thinking: bool | str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
@@ -123,7 +113,7 @@ class TokenizeRequest(Wire):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: list[dict[str, Any]] | None = None
     enable_thinking: bool | str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool | None = None

@@ -98,6 +98,13 @@ CHAT = {**SAMPLING, **GRAMMAR, **OUTPUT, **PROMPT} | {
     "continue_final_message": (False,),
     "add_special_tokens": (False,),
 }
+TOKENIZE: dict[str, tuple] = {
+    "tools": ([],),
+    "documents": ([],),
+    "chat_template": (),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+}
 EXTRA_BODY = (
     "extra_body is an option of the OpenAI client, which merges what it holds into the request: on the wire, put those "
     "fields at the top level (the Python client does so for you: create(..., extra_body={...}))"

@@ -11,6 +11,7 @@ from typing import Protocol
 from ddtree.engine.request import Emission, Request
 from ddtree.server.batch import Batch, Facts, Piece, WorkerLike
 from ddtree.server.errors import EngineFailed, InvalidRequest, Overloaded, Unavailable
+from ddtree.server.watch import ServedWatcher, Shown
 
 logger = logging.getLogger("ddtree.server")
 
@@ -186,7 +187,7 @@ class Worker:
         batch, index = owner
         if emission.finish_reason:
             del self._live[emission.request_id]
-        batch.post(Piece(index, emission, _text(batch.requests[index], emission)))
+        batch.post(Piece(index, emission, _shown(batch.requests[index], emission)))
 
     def _fail_all(self, error: Exception) -> None:
         for request_id, (batch, _) in list(self._live.items()):
@@ -217,9 +218,8 @@ def unavailable(worker: WorkerLike) -> Unavailable:
     return Unavailable(f"the engine is dead ({worker.failure}): restart the server", code="engine_dead")
 
 
-def _text(request: Request, emission: Emission) -> str:
+def _shown(request: Request, emission: Emission) -> Shown:
     """What the watcher has ready. Read here, since the engine's thread is the one that feeds it."""
-    take = getattr(request.watcher, "take", None)
-    if take is None:
-        return ""
-    return take() + (request.watcher.finish() if emission.finish_reason else "")
+    if not isinstance(request.watcher, ServedWatcher):
+        return Shown()
+    return request.watcher.take(last=emission.finish_reason is not None)

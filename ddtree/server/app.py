@@ -1,0 +1,77 @@
+"""create_app(worker, tokenizer, settings): the routes of the OpenAI API and its neighbours."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ddtree import __version__
+from ddtree.server import errors
+from ddtree.server.batch import WorkerLike
+from ddtree.server.handlers import Handlers
+from ddtree.server.settings import ServerSettings
+from ddtree.server.text import Text
+from ddtree.text import Tokenizer
+
+# The token endpoints stand beside /v1 for history's sake; what they do is worth a key as well.
+GUARDED = ("/v1", "/tokenize", "/detokenize")
+
+
+def create_app(worker: WorkerLike, tokenizer: Tokenizer, settings: ServerSettings) -> FastAPI:
+    """The app. Who makes the worker starts and stops it; the app only submits."""
+    handlers = Handlers(worker, Text(tokenizer), settings)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        handlers.close()
+
+    # Bodies are read by hand (strict JSON, size limit), so a generated schema would say nothing: no docs pages.
+    app = FastAPI(title="ddtree", version=__version__, lifespan=lifespan, openapi_url=None)
+    errors.install(app)
+    routes = [
+        ("POST", "/v1/chat/completions", handlers.chat),
+        ("POST", "/v1/completions", handlers.completions),
+        ("GET", "/v1/models", handlers.models),
+        ("GET", "/v1/models/{model_id:path}", handlers.model),
+        ("POST", "/tokenize", handlers.tokenize),
+        ("POST", "/detokenize", handlers.detokenize),
+        ("GET", "/health", handlers.health),
+        ("GET", "/version", handlers.version),
+        ("GET", "/stats", handlers.stats),
+    ]
+    for method, path, handler in routes:
+        app.add_api_route(path, handler, methods=[method], response_model=None)
+    if settings.api_key is not None:
+        app.add_middleware(KeyGuard, api_key=settings.api_key)
+    return app
+
+
+class KeyGuard:
+    """401 for requests without the key. Plain ASGI, so that streams pass through untouched."""
+
+    def __init__(self, app: ASGIApp, api_key: str):
+        self._app = app
+        self._expected = api_key.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and _guarded(scope["path"]) and not self._has_key(scope):
+            error = errors.Unauthorized("missing or wrong API key: send Authorization: Bearer <key>", code="invalid_api_key")
+            response = JSONResponse(error.body(), error.status, headers=error.headers)
+            await response(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _has_key(self, scope: Scope) -> bool:
+        headers = dict(scope["headers"])
+        scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+        return scheme.lower() == b"bearer" and secrets.compare_digest(given.strip(), self._expected)
+
+
+def _guarded(path: str) -> bool:
+    return any(path == prefix or path.startswith(f"{prefix}/") for prefix in GUARDED)

@@ -1,0 +1,35 @@
+"""One answer as it grows: text, thought, ids, and how it ended; and its shapes on the wire."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ddtree.engine.request import RequestStats
+from ddtree.server.batch import Piece
+from ddtree.server.errors import EngineFailed
+
+
+@dataclass
+class Choice:
+    """The pieces of one choice, put together."""
+
+    index: int
+    text: str = ""
+    reasoning: str = ""
+    num_reasoning: int = 0
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    stats: RequestStats | None = None
+
+    def add(self, piece: Piece) -> None:
+        """Append a piece; raises EngineFailed if the engine gave up on it."""
+        emission = piece.emission
+        if emission.finish_reason in ("error", "abort"):
+            raise EngineFailed(f"generation failed: {emission.error or emission.finish_reason}")
+        self.text += piece.shown.text
+        self.reasoning += piece.shown.reasoning
+        self.num_reasoning += piece.shown.num_reasoning
+        self.token_ids.extend(emission.token_ids)
+        self.finish_reason, self.stop_reason = emission.finish_reason, emission.stop_reason
+        self.stats = emission.stats or self.stats

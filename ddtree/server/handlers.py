@@ -1,0 +1,183 @@
+"""Request in, answer out: read and check the body, submit, gather or stream."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from fastapi import Request
+from starlette.responses import JSONResponse, Response
+
+from ddtree import __version__
+from ddtree.server import body as bodies
+from ddtree.server.batch import Batch, Facts, WorkerLike
+from ddtree.server.choices import Choice
+from ddtree.server.errors import ClientGone, InvalidRequest, ModelNotFound, shown
+from ddtree.server.prepare import Prepared, Prompt, completion_prompts, prepare
+from ddtree.server.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    Generation,
+    TokenizeRequest,
+)
+from ddtree.server.refusals import CHAT, COMPLETION, TOKENIZE
+from ddtree.server.settings import ServerSettings
+from ddtree.server.stream import EventStream, events, gone
+from ddtree.server.text import Text
+from ddtree.server.wire import Wire
+from ddtree.server.worker import unavailable
+
+Result = TypeVar("Result")
+
+
+class Handlers:
+    """One method per route."""
+
+    def __init__(self, worker: WorkerLike, text: Text, settings: ServerSettings):
+        self._worker, self._text, self._settings = worker, text, settings
+        self._started = time.time()
+        # One thread: tokenising a long prompt must not hold up the event loop, and two at once gain nothing.
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="ddtree-text")
+
+    def close(self) -> None:
+        """Give the thread back."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def chat(self, request: Request) -> Response:
+        """POST /v1/chat/completions"""
+        facts = self._facts()
+        body = await self._read(request, ChatRequest, CHAT)
+        return await self._generate(request, body, True, facts, lambda: [self._text.chat(body)])
+
+    async def completions(self, request: Request) -> Response:
+        """POST /v1/completions"""
+        facts = self._facts()
+        body = await self._read(request, CompletionRequest, COMPLETION)
+        return await self._generate(
+            request, body, False, facts, lambda: completion_prompts(body, self._text, facts.vocab_size)
+        )
+
+    async def tokenize(self, request: Request) -> Response:
+        """POST /tokenize"""
+        facts = self._facts()
+        body = await self._read(request, TokenizeRequest, TOKENIZE)
+        token_ids = await self._aside(lambda: self._tokenized(body))
+        return JSONResponse({"tokens": token_ids, "count": len(token_ids), "max_model_len": facts.max_context})
+
+    async def detokenize(self, request: Request) -> Response:
+        """POST /detokenize"""
+        facts = self._facts()
+        body = await self._read(request, DetokenizeRequest, {})
+        wrong = next((token_id for token_id in body.tokens if token_id >= facts.vocab_size), None)
+        if wrong is not None:
+            raise InvalidRequest(f"tokens: ids lie in 0 ... {facts.vocab_size - 1}, got {wrong}", "tokens")
+        return JSONResponse({"prompt": await self._aside(lambda: self._text.decode(body.tokens))})
+
+    async def models(self) -> Response:
+        """GET /v1/models"""
+        return JSONResponse({"object": "list", "data": [self._model(name) for name in self._settings.served_names]})
+
+    async def model(self, model_id: str) -> Response:
+        """GET /v1/models/{id}; ids may hold slashes."""
+        if model_id not in self._settings.served_names:
+            known = ", ".join(self._settings.served_names)
+            raise ModelNotFound(f"no model {shown(model_id)} here, only {known}", "model", "model_not_found")
+        return JSONResponse(self._model(model_id))
+
+    async def health(self) -> Response:
+        """GET /health: 200 once warm, for as long as the engine's thread lives."""
+        self._facts()
+        return JSONResponse({"status": "ok"})
+
+    async def version(self) -> Response:
+        """GET /version"""
+        return JSONResponse({"version": __version__})
+
+    async def stats(self) -> Response:
+        """GET /stats"""
+        facts = self._worker.facts
+        known = {}
+        if facts is not None:
+            known = {
+                "device": facts.device,
+                "dtype": facts.dtype,
+                "max_context": facts.max_context,
+                "block_size": facts.block_size,
+                "tree_budget": {"default": facts.default_tree_budget, "max": facts.max_tree_budget},
+                "memory": facts.memory(),
+            }
+        return JSONResponse(
+            {
+                "state": self._worker.state,
+                "running": self._worker.num_running,
+                "waiting": self._worker.num_waiting,
+                "model": self._settings.model,
+                "target": self._settings.target,
+                "drafter": self._settings.drafter,
+                "version": __version__,
+                "uptime_s": round(time.time() - self._started, 3),
+                **known,
+            }
+        )
+
+    async def _generate(
+        self, request: Request, body: Generation, chat: bool, facts: Facts, prompts: Callable[[], list[Prompt]]
+    ) -> Response:
+        limit = self._settings.max_sequences
+        prepared = await self._aside(lambda: prepare(body, prompts(), self._text, facts, limit))
+        wire = Wire(self._settings.model, prepared, chat, bool(body.return_token_ids), body.include_usage)
+        batch = await self._worker.submit(prepared.requests)
+        if body.stream:
+            return EventStream(events(batch, wire, self._settings.keep_alive_s), batch)
+        return JSONResponse(wire.response(await self._gather(request, batch, prepared)))
+
+    async def _gather(self, request: Request, batch: Batch, prepared: Prepared) -> list[Choice]:
+        """All choices, whole; ClientGone as soon as nobody waits for them."""
+        choices = [Choice(index) for index in range(len(prepared.requests))]
+
+        async def collect() -> None:
+            async for piece in batch:
+                choices[piece.index].add(piece)
+
+        collector = asyncio.create_task(collect())
+        leaver = asyncio.create_task(gone(request.receive))
+        try:
+            done, _ = await asyncio.wait({collector, leaver}, return_when=asyncio.FIRST_COMPLETED)
+            if collector not in done:
+                raise ClientGone
+            collector.result()
+        finally:
+            collector.cancel()
+            leaver.cancel()
+            batch.close()
+        return choices
+
+    def _facts(self) -> Facts:
+        if self._worker.state != "ready" or self._worker.facts is None:
+            raise unavailable(self._worker)
+        return self._worker.facts
+
+    def _model(self, name: str) -> dict:
+        return {
+            "id": name,
+            "object": "model",
+            "created": int(self._started),
+            "owned_by": "ddtree",
+            "root": self._settings.model,
+            "max_model_len": self._facts().max_context,
+        }
+
+    def _tokenized(self, body: TokenizeRequest) -> list[int]:
+        if body.messages is not None:
+            return list(self._text.chat(body).token_ids)
+        return self._text.encode(body.prompt, "prompt", body.add_special_tokens is not False)
+
+    async def _read(self, request: Request, model: type[bodies.Body], refused: dict[str, tuple]) -> bodies.Body:
+        return await bodies.read(request, model, self._settings.max_body_bytes, refused)
+
+    async def _aside(self, work: Callable[[], Result]) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)

@@ -1,0 +1,123 @@
+"""The exact shapes of OpenAI's answers, whole and in chunks, for chat and for completions."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ddtree import __version__
+from ddtree.engine.request import RequestStats
+from ddtree.server.batch import Piece
+from ddtree.server.choices import Choice
+from ddtree.server.prepare import Prepared
+from ddtree.server.report import ddtree_object, usage_object
+
+FINGERPRINT = f"ddtree-{__version__}"
+
+
+@dataclass(frozen=True)
+class Wire:
+    """Shapes one request's answer. Chat and completions differ in the choices alone."""
+
+    model: str
+    prepared: Prepared
+    chat: bool
+    return_token_ids: bool
+    include_usage: bool
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def response(self, choices: Sequence[Choice]) -> dict:
+        """The whole answer."""
+        return self._frame("chat.completion" if self.chat else "text_completion") | {
+            "choices": [self._choice(choice, several=len(choices) > 1) for choice in choices],
+            "usage": self._usage(choices),
+            "ddtree": self._ddtree([choice.stats for choice in choices]),
+        }
+
+    def opening(self, index: int) -> dict | None:
+        """The chunk that carries the role; completions have none."""
+        return self._chunk(index, {"delta": {"role": "assistant", "content": ""}}) if self.chat else None
+
+    def delta(self, piece: Piece) -> dict | None:
+        """What a piece adds; None if it shows nothing yet."""
+        shown, token_ids = piece.shown, list(piece.emission.token_ids)
+        tokens = {"token_ids": token_ids} if self.return_token_ids else {}
+        if not (shown.text or shown.reasoning or (tokens and token_ids)):
+            return None
+        if not self.chat:
+            return self._chunk(piece.index, {"text": shown.text, **tokens})
+        delta = {"reasoning_content": shown.reasoning} if shown.reasoning else {}
+        if shown.text or not delta:
+            delta["content"] = shown.text
+        return self._chunk(piece.index, {"delta": delta, **tokens})
+
+    def closing(self, choice: Choice, choices: Sequence[Choice]) -> dict:
+        """An empty delta with the reason; the last one of the stream carries the whole `ddtree` object."""
+        fields = {"delta": {}} if self.chat else {"text": ""}
+        fields |= {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
+        if self.return_token_ids:
+            fields["token_ids"] = []
+        if len(choices) > 1:
+            fields["ddtree"] = self._ddtree([choice.stats])
+        chunk = self._chunk(choice.index, fields)
+        if all(each.finish_reason for each in choices):
+            chunk["ddtree"] = self._ddtree([each.stats for each in choices])
+        return chunk
+
+    def usage_chunk(self, choices: Sequence[Choice]) -> dict:
+        """What stream_options.include_usage asks for, after everything else."""
+        chunk = self._chunk_frame() | {"choices": [], "usage": self._usage(choices)}
+        return chunk | {"ddtree": self._ddtree([each.stats for each in choices])}
+
+    def _frame(self, kind: str) -> dict:
+        return {
+            "id": f"{'chatcmpl' if self.chat else 'cmpl'}-{self.id}",
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": FINGERPRINT,
+        }
+
+    def _chunk_frame(self) -> dict:
+        return self._frame("chat.completion.chunk" if self.chat else "text_completion")
+
+    def _chunk(self, index: int, fields: dict) -> dict:
+        choice = {"index": index, "logprobs": None, "finish_reason": None} | fields
+        chunk = self._chunk_frame() | {"choices": [choice]}
+        # OpenAI's rule: with include_usage every chunk has the field, null in all but the last.
+        return chunk | {"usage": None} if self.include_usage else chunk
+
+    def _choice(self, choice: Choice, several: bool) -> dict:
+        fields: dict = {"index": choice.index, "logprobs": None}
+        if self.chat:
+            message = {"role": "assistant", "content": choice.text, "refusal": None}
+            if self._may_think:
+                message["reasoning_content"] = choice.reasoning or None
+            fields["message"] = message
+        else:
+            fields["text"] = choice.text
+        fields |= {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
+        if self.return_token_ids:
+            fields["token_ids"] = choice.token_ids
+        if several:
+            fields["ddtree"] = self._ddtree([choice.stats])
+        return fields
+
+    def _usage(self, choices: Sequence[Choice]) -> dict:
+        return usage_object(
+            self.prepared.num_prompt_tokens,
+            sum(len(choice.token_ids) for choice in choices),
+            sum(choice.stats.cached_tokens for choice in choices if choice.stats),
+            sum(choice.num_reasoning for choice in choices) if self._may_think else None,
+        )
+
+    def _ddtree(self, stats: Sequence[RequestStats | None]) -> dict:
+        known = [each for each in stats if each is not None]
+        return ddtree_object(known, self.prepared.tree_budget_requested, self.prepared.seed)
+
+    @property
+    def _may_think(self) -> bool:
+        return any(prompt.may_think for prompt in self.prepared.prompts)
