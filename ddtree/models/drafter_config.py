@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ddtree.models.rope import RopeConfig
+
 SLIDING = "sliding_attention"
 FULL = "full_attention"
 _DFLASH2_KEYS = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
@@ -31,7 +33,7 @@ class DrafterConfig:
     head_dim: int
     intermediate_size: int
     rms_norm_eps: float
-    rope: dict[str, Any]  # Hugging Face's `rope_parameters`: rope_type, rope_theta, and what that type needs
+    rope: RopeConfig
     max_position_embeddings: int | None
     layer_types: tuple[str, ...]
     sliding_window: int | None  # only the sliding layers read it
@@ -39,7 +41,9 @@ class DrafterConfig:
     attention_bias: bool
     block_size: int
     mask_token_id: int
-    target_layer_ids: tuple[int, ...]  # L is the output of target layer L, Hugging Face's hidden_states[L + 1]
+    target_layer_ids: tuple[
+        int, ...
+    ]  # L is the output of target layer L, Hugging Face's hidden_states[L + 1]
     num_target_layers: int | None
     vocab_size: int
     draft_vocab_size: int | None  # None: the drafter speaks the target's whole vocabulary
@@ -59,13 +63,17 @@ class DrafterConfig:
         _refuse_other_drafters(config, source)
         reader = _Reader(config, source)
         if reader.stack.get("hidden_act", "silu") != "silu":
-            raise ValueError(f"{source}: hidden_act {reader.stack['hidden_act']} is not implemented, only silu")
+            raise ValueError(
+                f"{source}: hidden_act {reader.stack['hidden_act']} is not implemented, only silu"
+            )
         layer_types = reader.layer_types()
         drafter = cls(
             hidden_size=reader.stack_int("hidden_size"),
             num_layers=len(layer_types),
             num_heads=reader.stack_int("num_attention_heads"),
-            num_kv_heads=int(reader.stack.get("num_key_value_heads") or reader.stack_int("num_attention_heads")),
+            num_kv_heads=int(
+                reader.stack.get("num_key_value_heads") or reader.stack_int("num_attention_heads")
+            ),
             head_dim=reader.head_dim(),
             intermediate_size=reader.stack_int("intermediate_size"),
             rms_norm_eps=float(reader.stack.get("rms_norm_eps", 1e-6)),
@@ -137,7 +145,9 @@ class DrafterConfig:
             if getattr(self, name) < 1:
                 raise ValueError(f"{source}: {name} must be >= 1, got {getattr(self, name)}")
         if self.num_heads % self.num_kv_heads:
-            raise ValueError(f"{source}: {self.num_heads} heads cannot share {self.num_kv_heads} key/value heads")
+            raise ValueError(
+                f"{source}: {self.num_heads} heads cannot share {self.num_kv_heads} key/value heads"
+            )
         if not self.target_layer_ids or min(self.target_layer_ids) < 0:
             raise ValueError(
                 f"{source}: target_layer_ids must name target layers from 0, got {list(self.target_layer_ids)}"
@@ -177,7 +187,9 @@ class _Reader:
     def stack_int(self, key: str) -> int:
         if self.stack.get(key) is None:
             where = f"{self.source}: transformer_layer_config" if self.is_speculators else self.source
-            raise ValueError(f"{where}: {key} is missing; this is not the config of a DFlash drafter ({_PAPER_URL})")
+            raise ValueError(
+                f"{where}: {key} is missing; this is not the config of a DFlash drafter ({_PAPER_URL})"
+            )
         return int(self.stack[key])
 
     def head_dim(self) -> int:
@@ -196,20 +208,17 @@ class _Reader:
             )
         return tuple(int(i) - 1 for i in found)
 
-    def rope(self) -> dict[str, Any]:
-        """One form for both spellings: `rope_parameters`, or `rope_theta` beside `rope_scaling`."""
-        rope = dict(self.stack.get("rope_scaling") or {})
-        rope.update(self.stack.get("rope_parameters") or {})
-        rope.setdefault("rope_type", rope.pop("type", "default"))
-        if rope.get("rope_theta") is None:
-            rope["rope_theta"] = self.stack.get("rope_theta")
-        if rope["rope_theta"] is None:
+    def rope(self) -> RopeConfig:
+        if self.stack.get("rope_theta") is None and "rope_theta" not in (
+            self.stack.get("rope_parameters") or {}
+        ):
             raise ValueError(
-                f"{self.source}: rope_theta is missing and would be guessed; add the target's rope_theta"
+                f"{self.source}: rope_theta is missing and would be guessed; add the rope_theta it was trained with"
             )
-        if "partial_rotary_factor" in self.stack:
-            rope.setdefault("partial_rotary_factor", self.stack["partial_rotary_factor"])
-        return rope
+        try:
+            return RopeConfig.from_hf(self.stack)
+        except ValueError as error:
+            raise ValueError(f"{self.source}: {error}") from None
 
     def sliding_window(self) -> int | None:
         window, declared = self.stack.get("sliding_window"), self.stack.get("layer_types")

@@ -36,7 +36,10 @@ NESTED = {
 }
 SPECULATORS = {
     "speculators_model_type": "dflash",
-    "transformer_layer_config": {**STACK, "rope_parameters": {"rope_theta": 10000000, "rope_type": "default"}},
+    "transformer_layer_config": {
+        **STACK,
+        "rope_parameters": {"rope_theta": 10000000, "rope_type": "default"},
+    },
     "aux_hidden_state_layer_ids": [2, 17, 32, 47, 62],
     "block_size": 16,
     "mask_token_id": 248070,
@@ -60,7 +63,7 @@ def test_every_published_form_reads_the_same(published):
     assert config.block_size == 16
     assert config.mask_token_id == 248070
     assert config.target_layer_ids == (1, 16, 31, 46, 61)
-    assert config.rope["rope_theta"] == 10000000 and config.rope["rope_type"] == "default"
+    assert (config.rope.theta, config.rope.rope_type) == (10000000, "default")
     assert config.layer_types == tuple(LAYERS)
     assert [config.window(i) for i in (0, 4)] == [2048, None]
     assert [config.attends_causally(i) for i in (0, 4)] == [True, False]
@@ -76,7 +79,9 @@ def test_only_speculators_has_a_draft_vocabulary():
 
 
 def test_the_nested_value_wins_over_the_top_level():
-    config = DrafterConfig.from_hf(changed(FLAT, dflash={"block_size": 8, "output_multiplier": 0.5}, output_multiplier=2))
+    config = DrafterConfig.from_hf(
+        changed(FLAT, dflash={"block_size": 8, "output_multiplier": 0.5}, output_multiplier=2)
+    )
     assert config.block_size == 8
     assert config.output_multiplier == 0.5
 
@@ -103,9 +108,15 @@ def test_without_layer_types_layers_slide_as_qwen3_says():
     assert DrafterConfig.from_hf(late).layer_types == ("full_attention",) * 3 + ("sliding_attention",) * 2
 
 
-def test_rope_scaling_of_the_old_spelling_is_kept():
-    rope = DrafterConfig.from_hf(changed(FLAT, rope_scaling={"type": "yarn", "factor": 4.0})).rope
-    assert rope == {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000000}
+def test_rope_scaling_of_the_old_spelling_is_read():
+    scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    rope = DrafterConfig.from_hf(changed(FLAT, rope_scaling=scaling)).rope
+    assert (rope.rope_type, rope.factor, rope.theta) == ("yarn", 4.0, 10000000)
+
+
+def test_a_broken_rope_names_the_file():
+    with pytest.raises(ValueError, match=r"config\.json: .*yarn.*original_max_position_embeddings"):
+        DrafterConfig.from_hf(changed(FLAT, rope_scaling={"type": "yarn", "factor": 4.0}))
 
 
 @pytest.mark.parametrize(
@@ -167,7 +178,9 @@ def test_the_wrong_target_is_refused_naming_both_sides(target, message):
 
 def test_layer_ids_are_checked_where_the_drafter_does_not_name_its_target():
     config = DrafterConfig.from_hf(changed(FLAT, num_target_layers=None))
-    with pytest.raises(ValueError, match=r"target_layer_ids \[1, 16, 31, 46, 61\], target has layers 0 to 60"):
+    with pytest.raises(
+        ValueError, match=r"target_layer_ids \[1, 16, 31, 46, 61\], target has layers 0 to 60"
+    ):
         config.check_against(SimpleNamespace(**{**vars(TARGET), "num_layers": 61}))
 
 
