@@ -1,0 +1,19 @@
+"""Text on both sides of the engine: tokenizer, chat template, detokenizer, stop strings, reasoning."""
+
+from ddtree.text.chat import knows_thinking, opens_thinking, render_chat
+from ddtree.text.detokenize import Detokenizer
+from ddtree.text.parse import ReasoningParser
+from ddtree.text.stops import StopStrings
+from ddtree.text.tokenizer import Tokenizer
+from ddtree.text.watcher import TextWatcher
+
+__all__ = [
+    "Detokenizer",
+    "ReasoningParser",
+    "StopStrings",
+    "TextWatcher",
+    "Tokenizer",
+    "knows_thinking",
+    "opens_thinking",
+    "render_chat",
+]
