@@ -16,6 +16,8 @@ from ddtree.server.text import Prompt, Text
 # OpenAI's, for requests that leave it out.
 DEFAULT_TEMPERATURE = 1.0
 DEFAULT_TOP_P = 1.0
+# Above the server's maximum a budget is clamped, and the clamp is echoed; beyond this it is a mistake.
+ABSURD_TREE_BUDGET = 2**16
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ def prepare(body: Generation, prompts: Sequence[Prompt], text: Text, facts: Fact
     for token_id in body.stop_token_ids or ():
         _check_id(token_id, facts.vocab_size, "stop_token_ids")
     seed = secrets.randbits(63) if body.seed is None else body.seed
-    budget = facts.default_tree_budget if body.tree_budget in (None, "auto") else body.tree_budget
+    budget = _budget(body, facts)
     sampling = _sampling(body)
     eos_token_ids = frozenset() if body.ignore_eos else text.eos_token_ids
     stop_token_ids = frozenset(body.stop_token_ids or ())
@@ -79,6 +81,17 @@ def prepare(body: Generation, prompts: Sequence[Prompt], text: Text, facts: Fact
         for choice in range(num_choices)
     ]
     return Prepared(tuple(requests), tuple(prompts), seed, body.tree_budget)
+
+
+def _budget(body: Generation, facts: Facts) -> int:
+    if body.tree_budget is None or body.tree_budget == "auto":
+        return facts.default_tree_budget
+    if body.tree_budget > ABSURD_TREE_BUDGET:
+        raise InvalidRequest(
+            f"tree_budget must lie in 0 ... {facts.max_tree_budget} (this server's maximum), got {body.tree_budget}",
+            "tree_budget",
+        )
+    return body.tree_budget
 
 
 def _sampling(body: Generation) -> SamplingParams:

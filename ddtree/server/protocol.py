@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-# Above the server's maximum a budget is clamped and the clamp is echoed; beyond this it is a mistake.
-ABSURD_TREE_BUDGET = 2**16
+from ddtree.server.errors import shown
+
 MAX_CHOICES = 128
 MAX_STOPS = 64
 
@@ -54,9 +54,7 @@ class Generation(Wire):
         if value is None or value == "auto":
             return value
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise ValueError(f'must be an integer >= 0 or "auto", got {value!r}')
-        if value > ABSURD_TREE_BUDGET:
-            raise ValueError(f"must be at most {ABSURD_TREE_BUDGET}, got {value}: see tree_budget.max in /stats")
+            raise ValueError(f'must be an integer >= 0 or "auto", got {shown(value)}')
         return value
 
     @field_validator("stop")
@@ -98,6 +96,23 @@ class CompletionRequest(Generation):
     """Body of /v1/completions."""
 
     prompt: str | list[str] | list[int] | list[list[int]]
+
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _prompt(cls, value: Any) -> Any:
+        # By hand: of a union, pydantic would report each element against each branch.
+        if isinstance(value, str) or isinstance(value, list) and _alike(value):
+            return value
+        raise ValueError(f"must be a string, or a list of strings, of token ids or of lists of ids, got {shown(value)}")
+
+
+def _alike(value: list) -> bool:
+    """All strings, all ids, or all lists of ids."""
+    kinds = {type(each) for each in value}
+    if kinds == {list}:
+        kinds = {type(each) for inner in value for each in inner}
+        return kinds <= {int}
+    return kinds <= {str} or kinds == {int}
 
 
 class ChatRequest(Generation):

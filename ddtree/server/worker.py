@@ -37,11 +37,9 @@ class EngineLike(Protocol):
 class Worker:
     """Owns the engine's thread. `load` runs in it: the server listens and answers 503 until it is done."""
 
-    def __init__(
-        self, load: Callable[[], tuple[EngineLike, Facts]], max_waiting: int = 128, on_failure: Callable = lambda: None
-    ):
+    def __init__(self, load: Callable[[], tuple[EngineLike, Facts]], max_waiting: int = 128):
         self._load = load
-        self._on_failure = on_failure
+        self.on_load_failure: Callable[[], None] = lambda: None  # called in the thread
         self.max_waiting = max_waiting
         self.state = "starting"
         self.failure: str | None = None
@@ -62,11 +60,15 @@ class Worker:
         self._thread.start()
         return self
 
-    def stop(self, timeout_s: float = 10.0) -> None:
-        """End the thread after the step at hand; what still runs is told so."""
+    def end(self) -> None:
+        """Ask the thread to end after the step at hand; what still runs is told so."""
         with self._wake:
             self._stopping = True
             self._wake.notify()
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """end(), and wait for it."""
+        self.end()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
 
@@ -110,15 +112,18 @@ class Worker:
     def _run(self) -> None:
         try:
             self._engine, self.facts = self._load()
-            self.state = "ready"
+            with self._wake:
+                self.state = "ready"
             while self._serve_once():
                 pass
             self._end("stopped", "the server is shutting down")
         except BaseException as error:
             self.error = error
-            logger.debug("the engine thread ended", exc_info=error)
             self._end("failed", f"{type(error).__name__}: {error}")
-            self._on_failure()
+            if self.facts is None:
+                self.on_load_failure()
+            else:
+                logger.error("the engine thread died; requests are refused until a restart", exc_info=error)
 
     def _serve_once(self) -> bool:
         """Take what came in, then one engine step. False when asked to stop."""

@@ -1,0 +1,69 @@
+"""ddtree chat: turns in the terminal, streamed, with what the draft tree gained under each."""
+
+from __future__ import annotations
+
+import argparse
+
+from rich.console import Console
+
+from ddtree.cli.loaded import default_budget, find, load
+from ddtree.cli.turns import Turn, summary
+from ddtree.text import Tokenizer, render_chat
+
+HELP = "/quit ends, /reset forgets the conversation, Ctrl-C stops an answer"
+
+
+def chat(args: argparse.Namespace) -> int:
+    """Talk until /quit or the end of the input."""
+    console = Console(highlight=False)
+    with console.status(f"loading {args.model}"):
+        source, tokenizer = find(args)
+        engine = load(args, source)
+        budget = default_budget(args, source, engine, lambda line: None)
+    console.print(f"[bold]{source.served_name}[/bold], tree budget {budget.size} ({budget.reason})")
+    console.print(HELP, style="dim")
+    opening = [{"role": "system", "content": args.system}] if args.system else []
+    messages = list(opening)
+    while (said := _ask(console)) is not None:
+        if said == "/reset":
+            messages = list(opening)
+        elif said:
+            messages = _answer(console, args, engine, tokenizer, budget.size, messages, said)
+    return 0
+
+
+def _ask(console: Console) -> str | None:
+    """What the user says; None at the end."""
+    try:
+        said = console.input("[bold cyan]> [/bold cyan]").strip()
+    except (EOFError, KeyboardInterrupt):
+        console.print()
+        return None
+    return None if said in ("/quit", "/exit") else said
+
+
+def _answer(console, args, engine, tokenizer: Tokenizer, budget: int, messages: list[dict], said: str) -> list[dict]:
+    """Stream one answer; returns the conversation with it. A turn that fails is left out."""
+    asked = [*messages, {"role": "user", "content": said}]
+    try:
+        token_ids = tokenizer.encode(render_chat(tokenizer, asked), add_special_tokens=False)
+        turn = Turn(engine, tokenizer, token_ids, args.max_tokens, args.temperature, args.seed, budget)
+        for piece in _until_interrupted(turn):
+            console.print(piece, end="", markup=False, soft_wrap=True)
+    except ValueError as error:
+        console.print(f"{error}; /reset starts anew", style="red", markup=False)
+        return messages
+    console.print()
+    if turn.stats:
+        console.print(summary(turn), style="dim", markup=False)
+    else:
+        console.print("(stopped)", style="dim", markup=False)
+    return [*asked, {"role": "assistant", "content": turn.text}]
+
+
+def _until_interrupted(turn: Turn):
+    pieces = iter(turn)
+    try:
+        yield from pieces
+    except KeyboardInterrupt:
+        pieces.close()

@@ -1,0 +1,68 @@
+"""Flags that several commands share, and their checks."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+
+def whole(minimum: int, maximum: int | None = None) -> Callable[[str], int]:
+    """An argparse type: an integer within limits."""
+    limits = f">= {minimum}" if maximum is None else f"in {minimum} ... {maximum}"
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = None
+        if value is None or value < minimum or (maximum is not None and value > maximum):
+            raise argparse.ArgumentTypeError(f"must be an integer {limits}, got {text!r}")
+        return value
+
+    return parse
+
+
+def tree_budget(text: str) -> int | None:
+    """An argparse type: a budget, or "auto" for the measured default."""
+    return None if text == "auto" else whole(0)(text)
+
+
+def temperature(text: str) -> float:
+    """An argparse type: a temperature within OpenAI's limits."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 2:
+        raise argparse.ArgumentTypeError(f"must be a number in 0 ... 2, got {text!r}")
+    return value
+
+
+def add_model(parser: argparse.ArgumentParser, positional: bool) -> None:
+    """The model, its drafter, and where and how they run."""
+    about = "a folder, a .gguf file, a Hub id, or an embedded name (default: smollm2)"
+    if positional:
+        parser.add_argument("model", nargs="?", default="smollm2", metavar="MODEL", help=about)
+    else:
+        parser.add_argument("--model", default="smollm2", help=about)
+    parser.add_argument("--drafter", help='the same forms; "none" for plain decoding (default: the model\'s own)')
+    parser.add_argument(
+        "--tree-budget", type=tree_budget, metavar="N", help="drafted nodes per round (default: measured at start-up)"
+    )
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
+    parser.add_argument(
+        "--dtype",
+        default="auto",
+        choices=("auto", "float32", "bfloat16"),
+        help="auto is bfloat16 on a GPU, else float32 (default: auto)",
+    )
+    parser.add_argument(
+        "--max-context", type=whole(2), metavar="N", help="prompt and output in tokens (default: the model's own limit)"
+    )
+
+
+def add_sampling(parser: argparse.ArgumentParser, max_tokens: int) -> None:
+    """How much to generate, and how tokens are chosen."""
+    parser.add_argument("--max-tokens", type=whole(1), default=max_tokens, metavar="N", help=f"(default: {max_tokens})")
+    parser.add_argument("--temperature", type=temperature, default=0.0, metavar="T", help="0 is greedy (default: 0)")
+    parser.add_argument("--seed", type=int, help="for temperatures above 0 (default: drawn)")

@@ -1,0 +1,143 @@
+"""ddtree: serve, generate, chat, fetch, train. Each command imports its room when called, so that --help is instant."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Callable, Sequence
+
+from ddtree import __version__
+from ddtree.cli.flags import add_model, add_sampling, whole
+
+LATER = {
+    "bench": "measure tokens per second, plain and with trees",
+    "audit": "prove the output lossless, token by token",
+    "doctor": "check the machine, the model and the drafter",
+}
+INTERRUPTED = 130  # what a shell reports for Ctrl-C
+
+
+class UserError(ValueError):
+    """Something the user can mend, said in one line."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status. Faults of the user's are one line and status 2."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if argv[:1] == ["train"]:
+        return _guarded(lambda: _train(argv[1:]))
+    args = build_parser().parse_args(argv)
+    if args.command is None:
+        build_parser().print_help()
+        return 2
+    return _guarded(lambda: args.run(args))
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """All commands and their flags."""
+    parser = argparse.ArgumentParser(
+        prog="ddtree", description="Serve language models several times faster without changing what they say."
+    )
+    parser.add_argument("--version", action="version", version=f"ddtree {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    _add_serve(commands.add_parser("serve", help="serve a model over the OpenAI API"))
+    _add_generate(commands.add_parser("generate", help="answer one prompt"))
+    _add_chat(commands.add_parser("chat", help="talk to a model in the terminal"))
+    _add_fetch(commands.add_parser("fetch", help="download an embedded model into the cache"))
+    commands.add_parser("train", help="train a drafter (see ddtree train --help)", add_help=False)
+    for name, about in LATER.items():
+        later = commands.add_parser(name, help=f"{about} (a later version)")
+        later.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+        later.set_defaults(run=_later)
+    return parser
+
+
+def _add_serve(parser: argparse.ArgumentParser) -> None:
+    add_model(parser, positional=True)
+    parser.add_argument("--host", default="127.0.0.1", help="(default: 127.0.0.1, this machine only)")
+    parser.add_argument("--port", type=whole(0, 65535), default=8000, help="0 picks a free one (default: 8000)")
+    parser.add_argument(
+        "--served-model-name", action="append", default=[], metavar="NAME", help="another name for the model; repeatable"
+    )
+    parser.add_argument("--api-key", help="demand this key (default: none; DDTREE_API_KEY keeps it off the process list)")
+    parser.add_argument("--replicas", type=whole(1), default=1, metavar="N", help="(default: 1, the only one yet)")
+    parser.add_argument("--no-ui", action="store_true", help="serve no web page (there is none yet)")
+    parser.add_argument("--max-waiting", type=whole(1), default=128, metavar="N", help="queue limit (default: 128)")
+    parser.add_argument("--verbose", action="store_true", help="log at debug level")
+    parser.set_defaults(run=_serve)
+
+
+def _add_generate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("prompt", metavar="PROMPT", help='the prompt, "-" reads it from standard input')
+    add_model(parser, positional=False)
+    add_sampling(parser, max_tokens=256)
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--raw", action="store_true", help="continue the prompt as it is, without a chat template")
+    form.add_argument("--chat", action="store_true", help="answer as a chat (default where the model has a template)")
+    parser.add_argument("--stats", action="store_true", help="print acceptance and speed to standard error")
+    parser.set_defaults(run=_generate)
+
+
+def _add_chat(parser: argparse.ArgumentParser) -> None:
+    add_model(parser, positional=True)
+    add_sampling(parser, max_tokens=512)
+    parser.add_argument("--system", help="a system message")
+    parser.set_defaults(run=_chat)
+
+
+def _add_fetch(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="an embedded name, such as smollm2")
+    parser.set_defaults(run=_fetch)
+
+
+def _guarded(run: Callable[[], int]) -> int:
+    try:
+        return run()
+    except (ValueError, OSError) as error:
+        # SourceError and what loading finds wrong are ValueErrors that name both sides and the remedy.
+        print(f"ddtree: error: {error}", file=sys.stderr)
+        logging.getLogger("ddtree").debug("traceback", exc_info=error)
+        return 2
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return INTERRUPTED
+
+
+def _serve(args: argparse.Namespace) -> int:
+    from ddtree.cli.serve import serve
+
+    return serve(args)
+
+
+def _generate(args: argparse.Namespace) -> int:
+    from ddtree.cli.generate import generate
+
+    return generate(args)
+
+
+def _chat(args: argparse.Namespace) -> int:
+    from ddtree.cli.chat import chat
+
+    return chat(args)
+
+
+def _fetch(args: argparse.Namespace) -> int:
+    from ddtree.sources import fetch
+
+    print(fetch(args.name))
+    return 0
+
+
+def _train(argv: list[str]) -> int:
+    try:
+        from ddtree.training.__main__ import main as train
+    except ModuleNotFoundError as error:
+        if error.name != "ddtree.training.__main__":
+            raise
+        raise UserError("train arrives with a later version") from None
+    return train(argv) or 0
+
+
+def _later(args: argparse.Namespace) -> int:
+    raise UserError(f"{args.command} arrives with a later version ({LATER[args.command]})")

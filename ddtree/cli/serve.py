@@ -1,0 +1,62 @@
+"""ddtree serve: listen at once, load behind it, end cleanly."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+
+from ddtree.cli.loaded import default_budget, find, load
+from ddtree.server.app import create_app
+from ddtree.server.facts import facts_of
+from ddtree.server.run import listen_on, run, url_of
+from ddtree.server.settings import ServerSettings
+from ddtree.server.worker import Worker
+from ddtree.sources import Source
+
+logger = logging.getLogger("ddtree")
+
+
+def serve(args: argparse.Namespace) -> int:
+    """Serve until a signal. ValueError, in one line, for whatever stands in the way."""
+    _set_up_logging(args.verbose)
+    if args.replicas != 1:
+        raise ValueError(f"--replicas must be 1 in this version, got {args.replicas}")
+    # Before a download or a load, which would be in vain.
+    sock = listen_on(args.host, args.port)
+    try:
+        source, tokenizer = find(args)
+        settings = ServerSettings(
+            served_names=tuple(dict.fromkeys((source.served_name, *args.served_model_name))),
+            target=source.name,
+            drafter=str(source.drafter) if source.drafter else None,
+            api_key=os.environ.get("DDTREE_API_KEY") if args.api_key is None else args.api_key,
+        )
+        url = url_of(sock)
+        worker = Worker(lambda: _load(args, source, url), max_waiting=args.max_waiting)
+        app = create_app(worker, tokenizer, settings)
+        logger.info("loading %s from %s", settings.model, source.target)
+        run(app, worker, sock)
+    finally:
+        sock.close()
+    logger.info("bye")
+    return 0
+
+
+def _load(args: argparse.Namespace, source: Source, url: str):
+    """In the engine's thread: the engine and its facts, with the lines that say what was loaded."""
+    engine = load(args, source)
+    budget = default_budget(args, source, engine, logger.info)
+    facts = facts_of(engine, budget.size)
+    drafter = f"{source.drafter.name}, block size {engine.block_size}" if source.drafter else "none"
+    logger.info("model %s, device %s, dtype %s", source.served_name, facts.device, facts.dtype)
+    logger.info("context %d tokens, drafter %s", facts.max_context, drafter)
+    logger.info("default tree budget %d (%s)", budget.size, budget.reason)
+    logger.info("ready: %s/v1", url)
+    return engine, facts
+
+
+def _set_up_logging(verbose: bool) -> None:
+    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
+    logger.setLevel(logging.DEBUG if verbose else logging.INFO)

@@ -1,0 +1,79 @@
+"""One generation in this process: prompt in, text as it comes, stats at the end."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ddtree.engine.request import Request, RequestStats
+from ddtree.sampling.params import SamplingParams
+from ddtree.text import TextWatcher, Tokenizer
+
+
+@dataclass
+class Turn:
+    """Iterate for pieces of text; afterwards `stats` and `finish_reason` are there."""
+
+    engine: object
+    tokenizer: Tokenizer
+    prompt_token_ids: list[int]
+    max_tokens: int
+    temperature: float = 0.0
+    seed: int | None = None
+    tree_budget: int = 0
+    stats: RequestStats | None = None
+    finish_reason: str | None = None
+    text: str = field(default="", init=False)
+
+    def __iter__(self) -> Iterator[str]:
+        request_id = self.engine.add(self._request())
+        try:
+            while self.finish_reason is None:
+                for emission in self.engine.step():
+                    yield from self._read(emission)
+        finally:
+            # Also when the reader stops early, as Ctrl-C does.
+            if self.finish_reason is None:
+                self.engine.abort(request_id)
+
+    def _read(self, emission) -> Iterator[str]:
+        if emission.finish_reason == "error":
+            raise ValueError(f"generation failed: {emission.error}")
+        self.finish_reason, self.stats = emission.finish_reason, emission.stats
+        piece = self._watcher.take() + (self._watcher.finish() if emission.finish_reason else "")
+        self.text += piece
+        if piece:
+            yield piece
+
+    def _request(self) -> Request:
+        room = self.engine.config.max_context - len(self.prompt_token_ids)
+        if room < 1:
+            raise ValueError(
+                f"the prompt has {len(self.prompt_token_ids)} tokens, the context is "
+                f"{self.engine.config.max_context} tokens: shorten it"
+            )
+        eos_token_ids = frozenset(self.tokenizer.eos_token_ids)
+        self._watcher = TextWatcher(self.tokenizer, hidden_ids=eos_token_ids)
+        return Request(
+            prompt_token_ids=tuple(self.prompt_token_ids),
+            max_tokens=min(self.max_tokens, room),
+            sampling=SamplingParams(temperature=self.temperature),
+            seed=secrets.randbits(63) if self.seed is None else self.seed,
+            tree_budget=self.tree_budget,
+            eos_token_ids=eos_token_ids,
+            watcher=self._watcher,
+        )
+
+
+def summary(turn: Turn) -> str:
+    """Acceptance and speed of a finished turn, in one line."""
+    stats = turn.stats
+    parts = [f"{stats.output_tokens} tokens", f"ended by {turn.finish_reason}"]
+    if stats.tokens_per_second is not None:
+        parts.append(f"{stats.tokens_per_second:.1f} tokens/s")
+    if stats.mode != "target_only" and stats.mean_acceptance_length is not None:
+        parts.append(f"acceptance length {stats.mean_acceptance_length:.2f} at tree budget {stats.tree_budget}")
+    else:
+        parts.append("plain decoding" + (f" ({stats.reason})" if stats.reason else ""))
+    return ", ".join(parts)

@@ -1,0 +1,88 @@
+"""Listen on a socket until a signal or a failed start ends it; then end everything in order."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import signal
+import socket
+from types import FrameType
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from ddtree.server.worker import Worker
+
+logger = logging.getLogger("ddtree.server")
+
+GRACE_S = 3.0  # what runs at the first signal gets this long to finish, then it is told
+
+
+def listen_on(host: str, port: int) -> socket.socket:
+    """A bound socket; ValueError with the remedy where it cannot be had."""
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        sock = socket.socket(family, kind, proto)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        # A bound port can still be someone else's until it is listened on.
+        sock.listen()
+    except OSError as error:
+        reason = {
+            errno.EADDRINUSE: "the port is in use: choose another --port, or end what listens there",
+            errno.EACCES: "not permitted: choose a --port above 1023",
+            errno.EADDRNOTAVAIL: "this machine has no such address: choose another --host",
+        }.get(error.errno, error.strerror or str(error))
+        raise ValueError(f"cannot listen on {host}:{port}: {reason}") from None
+    return sock
+
+
+def url_of(sock: socket.socket) -> str:
+    """Where clients find the socket."""
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class Server(uvicorn.Server):
+    """uvicorn, but a signal is not raised again at the end, so that what comes after run() still happens."""
+
+    def __init__(self, config: uvicorn.Config, worker: Worker):
+        super().__init__(config)
+        self._worker = worker
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal ends the server gently, a second Ctrl-C at once."""
+        if self.should_exit and sig == signal.SIGINT:
+            self.force_exit = True
+            self._worker.end()
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let what runs finish for a moment; then its clients get an error, which closes their connections."""
+        timer = asyncio.get_running_loop().call_later(GRACE_S, self._worker.end)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            timer.cancel()
+
+
+def run(app: ASGIApp, worker: Worker, sock: socket.socket) -> None:
+    """Serve until told to end. Returns with the worker stopped; a failed load re-raises here."""
+    config = uvicorn.Config(
+        app, log_config=None, access_log=False, timeout_graceful_shutdown=int(4 * GRACE_S), lifespan="on"
+    )
+    server = Server(config, worker)
+
+    def load_failed() -> None:
+        server.should_exit = True
+
+    worker.on_load_failure = load_failed
+    worker.start()
+    try:
+        server.run(sockets=[sock])
+    finally:
+        worker.stop()
+        sock.close()
+    if worker.facts is None and worker.error is not None:
+        raise worker.error
