@@ -21,12 +21,18 @@ from ddtree.models.rope import RopeConfig
 NamedTensors = Iterator[tuple[str, torch.Tensor]]
 
 
+class Linear(nn.Linear):
+    """An `nn.Linear` without initial values, which would take longer to draw than to load."""
+
+    def reset_parameters(self) -> None:
+        pass
+
+
 def linear(
     in_features: int, out_features: int, bias: bool, device: torch.device | str, dtype: torch.dtype
-) -> nn.Linear:
-    """An `nn.Linear` without gradients and without the time that initialising it would take."""
-    module = nn.utils.skip_init(nn.Linear, in_features, out_features, bias=bias, device=device, dtype=dtype)
-    return module.requires_grad_(False)
+) -> Linear:
+    """A linear layer without gradients; its values come from a checkpoint."""
+    return Linear(in_features, out_features, bias=bias, device=device, dtype=dtype).requires_grad_(False)
 
 
 def linear_tensors(prefix: str, module: nn.Linear, rows: slice = slice(None)) -> NamedTensors:

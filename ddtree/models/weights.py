@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
@@ -19,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 # Published with some checkpoints although they follow from the config.
 TOLERATED_SUFFIXES = ("rotary_emb.inv_freq",)
+_NUM_READERS = min(4, os.cpu_count() or 1)
 _NO_DUPLICATES: Mapping[str, str] = {}
 
 
@@ -83,8 +86,11 @@ def fill(
         elif not name.endswith(TOLERATED_SUFFIXES):
             raise ValueError(f"{name}: in {source.name}, but the model has no such tensor")
         logger.info("%s: not used, it follows from %s", name, duplicates.get(name, "the config"))
-    for name, target in targets.items():
-        target.copy_(source.read(name))
+    # Threads, since reading is page faults and dequantisation; each holds one tensor at a time.
+    with ThreadPoolExecutor(max_workers=_NUM_READERS) as pool:
+        copies = pool.map(lambda item: item[1].copy_(source.read(item[0])), targets.items())
+        for _ in copies:
+            pass
 
 
 def _safetensors_files(path: Path) -> list[Path]:
