@@ -31,6 +31,9 @@ class Detokenizer:
             return ""
         if self._by_bytes:
             return self._utf8.decode(self._tokenizer.vocabulary.token_bytes(token_id))
+        # Decoding drops ids that no token has, so the tokens around one are neighbours.
+        if not self._tokenizer.vocabulary.has(token_id):
+            return ""
         self._pending.append(token_id)
         # A run of byte tokens is valid or invalid as a whole, so it must have ended.
         if self._tokenizer.vocabulary.is_byte_token(token_id):

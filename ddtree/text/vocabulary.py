@@ -42,6 +42,10 @@ class Vocabulary:
             found = self._bytes[token_id] = self._look_up(token_id)
         return found
 
+    def has(self, token_id: int) -> bool:
+        """Is there a token of this id? A model's embedding may be padded with ids that have none."""
+        return self._backend.id_to_token(token_id) is not None
+
     def is_byte_token(self, token_id: int) -> bool:
         """Does the token stand for one raw byte (`<0x0A>`)? Then only its neighbours tell what it reads as."""
         token = self._backend.id_to_token(token_id) if self.has_byte_tokens else None
