@@ -2,7 +2,7 @@
 
 from ddtree.sources.cache import cache_dir
 from ddtree.sources.errors import SourceError
-from ddtree.sources.fetch import fetch
-from ddtree.sources.resolve import Source, resolve
+from ddtree.sources.fetching import fetch
+from ddtree.sources.resolving import Source, resolve
 
 __all__ = ["Source", "SourceError", "cache_dir", "fetch", "resolve"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ddtree.sources.embedded import EMBEDDED, RESERVED, embedded
 from ddtree.sources.errors import SourceError
-from ddtree.sources.fetch import fetch
+from ddtree.sources.fetching import fetch
 from ddtree.sources.hub import is_hub_id, snapshot
 
 NO_DRAFTER = "none"
@@ -66,9 +66,10 @@ def _locate(value: str, role: str, progress: bool) -> Path:
         return embedded(value).path  # raises: reserved names are not shipped yet
     if is_hub_id(value):
         try:
-            return _checked(snapshot(value), f"{role} {value}")
+            folder = snapshot(value)
         except SourceError as error:
             raise SourceError(f"{role} {error}") from error
+        return _checked(folder, f"{role} {value}")
     missing = "file" if path.suffix == ".gguf" else "folder"
     known = ", ".join(sorted(EMBEDDED))
     raise SourceError(
@@ -105,7 +106,7 @@ def _missing_shards(folder: Path) -> list[str]:
         return []
     try:
         shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (ValueError, KeyError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise SourceError(f"{index}: not a safetensors index ({error})") from error
     return sorted(shard for shard in shards if not (folder / shard).is_file())
 
