@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from ddtree.sources import Source, resolve
 from ddtree.text import Tokenizer
+
+
+# For drafters without a card: what a barely trained one reaches (a three-minute trial), so that none is overrated.
+ASSUMED_ACCEPTANCE = {"0": {"1": 1.4, "16": 2.24, "64": 2.56, "256": 2.84}}
 
 
 @dataclass(frozen=True)
@@ -46,8 +52,22 @@ def default_budget(args: argparse.Namespace, source: Source, engine, say: Callab
         return Budget(args.tree_budget, "--tree-budget")
     if not engine.has_drafter:
         return Budget(0, source.drafter_reason or "no drafter is loaded")
-    from ddtree.engine.calibrate import measure_budget
+    from ddtree.engine.calibrate import choose_budget, measure_rounds
 
     say("measuring which tree budget is fastest here")
-    choice = measure_budget(engine, source.drafter)
+    choice = choose_budget(measure_rounds(engine), acceptance_of(source.drafter))
     return Budget(choice.budget, choice.reason)
+
+
+def acceptance_of(drafter: Path) -> dict[str, dict[str, float]]:
+    """Mean acceptance lengths from the drafter's card, `acceptance.json`: temperature -> budget -> length."""
+    card = (drafter if drafter.is_dir() else drafter.parent) / "acceptance.json"
+    if not card.is_file():
+        return ASSUMED_ACCEPTANCE
+    try:
+        read = json.loads(card.read_text(encoding="utf-8"))
+        return {str(t): {str(b): float(length) for b, length in row.items()} for t, row in read.items()}
+    except (ValueError, AttributeError, TypeError) as error:
+        raise ValueError(
+            f'{card}: expected {{"temperature": {{"budget": acceptance length}}}}, found something else ({error})'
+        ) from None
