@@ -53,11 +53,13 @@ def margins(logits: Tensor, params: SamplingParams, noise: Tensor | None) -> Ten
 
     - the gap of the perturbed scores between the chosen token and the best other token that the filters keep;
     - the distance at which a filter would drop the chosen token;
-    - the distance at which the filters would let in a token whose perturbed score is higher.
+    - for a token left out, the greater of its distance to the filters' cut and its gap to the chosen token.
 
     A token's distance to top-k is its gap to the nearest token across the cut; to min-p its gap to the threshold; to
-    top-p the lesser of its gap across the cut and |logit(mass before it) - logit(top_p)|, which is the shift of all
-    better tokens against all others that moves the cut over it. For audits: it sorts the whole vocabulary.
+    top-p the lesser of its gap across the cut and |logit(mass before it) - logit(top_p)|, the shift of all better
+    tokens against all others that moves the cut over it. No change of all gaps by less than the margin changes the
+    choice; with top-p this is an estimate, which counts a swap and a shift of mass singly, not both at once. For
+    audits: with top-p it sorts the whole vocabulary.
     """
     if params.greedy:
         return _gap(logits.float())
@@ -69,8 +71,8 @@ def margins(logits: Tensor, params: SamplingParams, noise: Tensor | None) -> Ten
     perturbed = _perturb(scaled, None, noise)
     chosen = perturbed.masked_fill(~keep, -math.inf).argmax(dim=-1, keepdim=True)
     to_leave, to_enter = _cut_distances(scaled, params)
-    rivals = ~keep & (perturbed > perturbed.gather(1, chosen))
-    to_enter = to_enter.masked_fill(~rivals, math.inf).amin(dim=-1)
+    to_win = torch.maximum(to_enter, perturbed.gather(1, chosen) - perturbed)
+    to_enter = to_win.masked_fill(keep, math.inf).amin(dim=-1)
     return torch.minimum(margin, torch.minimum(to_leave.gather(1, chosen).squeeze(1), to_enter))
 
 
