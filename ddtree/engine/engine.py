@@ -50,15 +50,11 @@ class Engine:
     def add(self, request: Request) -> int:
         """Queue a request; returns its id. Raises ValueError before anything runs."""
         self._check(request)
-        budget = min(request.tree_budget, self.config.max_tree_budget) if self.drafter else 0
+        budget, reason = self._effective_budget(request)
         sequence = Sequence(next(self._ids), request, tree_budget=budget)
         stats = sequence.stats
-        stats.tree_budget, stats.block_size = budget, self.block_size
+        stats.tree_budget, stats.block_size, stats.reason = budget, self.block_size, reason
         stats.mode = "ddtree" if budget else "target_only"
-        if request.tree_budget and not self.drafter:
-            stats.reason = "no drafter is loaded"
-        elif budget < request.tree_budget:
-            stats.reason = f"tree_budget {request.tree_budget} was clamped to this server's maximum, {budget}"
         self._waiting.append(sequence)
         return sequence.request_id
 
@@ -112,6 +108,19 @@ class Engine:
                 f"prompt of {len(prompt)} tokens and max_tokens {request.max_tokens} exceed the context of {limit} "
                 "tokens: shorten the prompt or lower max_tokens"
             )
+
+    def _effective_budget(self, request: Request) -> tuple[int, str | None]:
+        """The budget in force, and why it is not what was asked for."""
+        limit = self.config.max_tree_budget
+        if not request.tree_budget:
+            return 0, None
+        if not self.drafter:
+            return 0, "no drafter is loaded"
+        if self.block_size == 1:
+            return 0, "the drafter's block size is 1: it drafts nothing"
+        if request.tree_budget > limit:
+            return limit, f"tree_budget {request.tree_budget} was clamped to this server's maximum, {limit}"
+        return request.tree_budget, None
 
     def _contained(self, sequences: list[Sequence], work) -> list[Emission]:
         """A fault takes only the requests that it happened in."""
