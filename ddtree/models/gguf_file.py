@@ -48,9 +48,9 @@ class GgufFile:
             )
         try:
             self._parse(_Cursor(memoryview(self._bytes), 4))
-        except (struct.error, IndexError) as error:
+        except (struct.error, IndexError, KeyError) as error:
             raise ValueError(
-                f"{path}: the header ends early, the file has {self._size} bytes; download it again"
+                f"{path}: the header is cut off or damaged, the file has {self._size} bytes; download it again"
             ) from error
 
     def need(self, key: str) -> Any:
