@@ -49,6 +49,7 @@ def _load_gguf(path: Path):
         # A damaged copy is only a missing copy.
         with contextlib.suppress(ValueError):
             return _load_folder(kept)
+        shutil.rmtree(kept, ignore_errors=True)
     from transformers import AutoTokenizer
 
     try:
@@ -74,8 +75,7 @@ def _keep(pretrained, folder: Path) -> None:
         try:
             pretrained.save_pretrained(scratch)
             scratch.chmod(0o755)
-            if folder.exists():  # a damaged copy, or another process that was quicker
-                shutil.rmtree(folder, ignore_errors=True)
+            # Fails where another process was quicker: its copy stays, somebody may be reading it.
             os.replace(scratch, folder)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)

@@ -39,7 +39,8 @@ class Tokenizer:
     def load(cls, path: str | Path) -> Tokenizer:
         """From a folder with tokenizer files or with one .gguf, or from a .gguf; ValueError where there is none."""
         path = Path(path)
-        return cls(load_pretrained(path), read_eos_ids(path if path.is_dir() else path.parent))
+        # Beside a lone .gguf may lie another model's configuration; the file itself names its EOS.
+        return cls(load_pretrained(path), read_eos_ids(path) if path.is_dir() else ())
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
@@ -113,7 +114,7 @@ def read_eos_ids(folder: Path) -> frozenset[int]:
         except ValueError as error:
             raise ValueError(f"{file}: not JSON ({error})") from error
         # Multimodal checkpoints keep the language model's settings one level down.
-        eos = config.get("eos_token_id", config.get("text_config", {}).get("eos_token_id"))
+        eos = config.get("eos_token_id", (config.get("text_config") or {}).get("eos_token_id"))
         if eos is None:
             return frozenset()
         return frozenset(eos if isinstance(eos, list) else [eos])

@@ -126,6 +126,32 @@ def test_the_kept_copy_equals_a_fresh_conversion(smollm2_file, tmp_path, monkeyp
     assert copy.eos_token_ids == fresh.eos_token_ids
 
 
+def test_a_damaged_copy_is_converted_again(tmp_path, monkeypatch):
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF")
+    kept = load._kept_folder(file)
+    kept.mkdir()
+    (kept / "tokenizer.json").write_text("{")
+
+    def from_pretrained(folder, gguf_file=None, **options):
+        if gguf_file is None:
+            raise OSError("damaged")
+        return KINDS["byte_level"]()
+
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", from_pretrained)
+    load.load_pretrained(file)
+    assert (kept / "tokenizer.json").stat().st_size > 1000
+
+
+def test_a_quicker_copy_stays(tmp_path):
+    folder = tmp_path / "kept"
+    load._keep(KINDS["byte_level"](), folder)
+    (folder / "mine").write_text("")
+    load._keep(KINDS["byte_level"](), folder)
+    assert (folder / "mine").exists()
+    assert list(tmp_path.iterdir()) == [folder]
+
+
 def test_a_folder_that_cannot_be_written_costs_only_time(tmp_path):
     load._keep(KINDS["byte_level"](), tmp_path / "absent" / "kept")
     assert not list(tmp_path.iterdir())
