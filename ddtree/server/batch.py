@@ -90,6 +90,9 @@ class Batch:
         """The next piece; None when every request has ended. Raises what ended the batch as a whole."""
         if not self.num_open:
             return None
+        # get() does not wait while the queue has something, nor does sending to a dead socket: let others run in
+        # between, above all whoever notices that the client has left.
+        await asyncio.sleep(0)
         item = await self.queue.get()
         if isinstance(item, Exception):
             self.num_open = 0

@@ -21,6 +21,7 @@ GRACE_S = 3.0  # what runs at the first signal gets this long to finish, then it
 
 def listen_on(host: str, port: int) -> socket.socket:
     """A bound socket; ValueError with the remedy where it cannot be had."""
+    sock = None
     try:
         family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         sock = socket.socket(family, kind, proto)
@@ -29,6 +30,8 @@ def listen_on(host: str, port: int) -> socket.socket:
         # A bound port can still be someone else's until it is listened on.
         sock.listen()
     except OSError as error:
+        if sock is not None:
+            sock.close()
         reason = {
             errno.EADDRINUSE: "the port is in use: choose another --port, or end what listens there",
             errno.EACCES: "not permitted: choose a --port above 1023",

@@ -1,0 +1,171 @@
+"""The command line: one clear line and status 2 for faults, instant help, clean ends."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from ddtree.cli import loaded
+from ddtree.cli.main import main
+from ddtree.sources import Source
+from tests.cli.stubs import SOURCE, install, stub_engine
+from tests.server.fakes import ByteTokenizer
+
+
+def run(capsys, *argv):
+    code = main(argv)
+    out, err = capsys.readouterr()
+    assert "Traceback" not in err
+    return code, out, err
+
+
+def test_help_imports_no_room():
+    code = (
+        "import sys; from ddtree.cli.main import build_parser; build_parser().format_help();"
+        "heavy = {'torch', 'transformers', 'fastapi', 'uvicorn', 'rich', 'numpy'} & set(sys.modules);"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("command", ["bench", "audit", "doctor"])
+def test_later_commands_say_so(capsys, command):
+    code, _, err = run(capsys, command, "smollm2", "--budgets", "0,16")
+    assert code == 2 and err.startswith(f"ddtree: error: {command} arrives with a later version")
+
+
+def test_no_command_prints_help(capsys):
+    code, out, _ = run(capsys)
+    assert code == 2 and "serve" in out
+
+
+BAD_FLAGS = [
+    ("serve", "--port", "x"),
+    ("serve", "--port", "65536"),
+    ("serve", "--tree-budget", "-1"),
+    ("serve", "--tree-budget", "1.5"),
+    ("serve", "--dtype", "float16"),
+    ("serve", "--max-context", "1"),
+    ("serve", "--replicas", "0"),
+    ("generate",),
+    ("generate", "x", "--temperature", "3"),
+    ("generate", "x", "--max-tokens", "0"),
+    ("generate", "x", "--raw", "--chat"),
+    ("nope",),
+]
+
+
+@pytest.mark.parametrize("argv", BAD_FLAGS, ids=" ".join)
+def test_bad_flags(capsys, argv):
+    with pytest.raises(SystemExit) as exit_:
+        main(argv)
+    assert exit_.value.code == 2 and "error" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["serve", "generate", "chat"])
+def test_a_wrong_path_is_one_line(capsys, command):
+    argv = ["generate", "hi", "--model", "./nowhere"] if command == "generate" else [command, "./nowhere"]
+    code, _, err = run(capsys, *argv, *(["--port", "0"] if command == "serve" else []))
+    assert code == 2
+    errors = [line for line in err.splitlines() if line.startswith("ddtree: error: ")]
+    assert len(errors) == 1 and "nowhere" in errors[0]
+
+
+def test_replicas_and_port(capsys):
+    code, _, err = run(capsys, "serve", "--replicas", "2", "--port", "0")
+    assert code == 2 and "--replicas" in err
+    from ddtree.server.run import listen_on
+
+    with listen_on("127.0.0.1", 0) as sock:
+        code, _, err = run(capsys, "serve", "--port", str(sock.getsockname()[1]))
+    assert code == 2 and "in use" in err and "--port" in err
+
+
+def test_generate_as_chat_and_raw(capsys, monkeypatch):
+    engine = stub_engine()
+    install(monkeypatch.setattr, engine)
+    code, out, err = run(capsys, "generate", "hi", "--tree-budget", "4", "--stats")
+    assert (code, out) == (0, "hello\n") and "6 tokens, ended by stop" in err and "acceptance length" in err
+    assert bytes(engine.added[-1].prompt_token_ids) == b"user: hi\nassistant: "
+    run(capsys, "generate", "hi", "--raw", "--tree-budget", "0", "--temperature", "0.5", "--seed", "3")
+    request = engine.added[-1]
+    assert bytes(request.prompt_token_ids) == b"hi"
+    assert (request.seed, request.sampling.temperature, request.tree_budget) == (3, 0.5, 0)
+
+
+def test_generate_without_a_template_is_raw(capsys, monkeypatch):
+    engine = stub_engine()
+    install(monkeypatch.setattr, engine, ByteTokenizer(None))
+    assert run(capsys, "generate", "hi", "--tree-budget", "0")[0] == 0
+    assert bytes(engine.added[-1].prompt_token_ids) == b"hi"
+    assert run(capsys, "generate", "hi", "--chat", "--tree-budget", "0")[0] == 2
+
+
+def test_generate_refuses_what_cannot_be(capsys, monkeypatch):
+    install(monkeypatch.setattr, stub_engine())
+    assert "no tokens" in run(capsys, "generate", "", "--raw", "--tree-budget", "0")[2]
+    assert "512" in run(capsys, "generate", "a" * 600, "--raw", "--tree-budget", "0")[2]
+    assert "1024" in run(capsys, "generate", "hi", "--tree-budget", "2000")[2]
+    plain = Source("toy", SOURCE.target, None, "toy", "no drafter was given (--drafter)")
+    install(monkeypatch.setattr, stub_engine(drafter=False), source=plain)
+    code, _, err = run(capsys, "generate", "hi", "--tree-budget", "8")
+    assert code == 2 and "--drafter" in err
+    assert run(capsys, "generate", "hi")[0] == 0
+
+
+def test_ctrl_c_frees_the_place(capsys, monkeypatch):
+    engine = stub_engine("x" * 300)
+    install(monkeypatch.setattr, engine)
+    step, steps = engine.step, []
+
+    def interrupted():
+        steps.append(1)
+        if len(steps) > 3:
+            raise KeyboardInterrupt
+        return step()
+
+    engine.step = interrupted
+    code, _, _ = run(capsys, "generate", "hi", "--tree-budget", "0")
+    assert code == 130 and engine.aborted == [1]
+
+
+def test_chat_keeps_the_conversation(capsys, monkeypatch):
+    engine = stub_engine()
+    install(monkeypatch.setattr, engine)
+    said = iter(["hi", "", "again", "/reset", "new", "/quit"])
+    monkeypatch.setattr("builtins.input", lambda *args: next(said))
+    code, out, _ = run(capsys, "chat", "--tree-budget", "4", "--system", "s")
+    assert code == 0 and out.count("hello") == 3 and "acceptance length" in out
+    prompts = [bytes(request.prompt_token_ids).decode() for request in engine.added]
+    assert prompts == [
+        "system: s\nuser: hi\nassistant: ",
+        "system: s\nuser: hi\nassistant: hello\nuser: again\nassistant: ",
+        "system: s\nuser: new\nassistant: ",
+    ]
+
+
+def test_chat_survives_a_turn_that_is_too_long(capsys, monkeypatch):
+    engine = stub_engine()
+    install(monkeypatch.setattr, engine)
+    said = iter(["a" * 600, "hi"])
+
+    def ask(*args):
+        for line in said:
+            return line
+        raise EOFError
+
+    monkeypatch.setattr("builtins.input", ask)
+    code, out, _ = run(capsys, "chat", "--tree-budget", "0")
+    assert code == 0 and "512" in out and "hello" in out
+
+
+def test_acceptance_card(tmp_path):
+    assert loaded.acceptance_of(tmp_path) is loaded.ASSUMED_ACCEPTANCE
+    card = tmp_path / "acceptance.json"
+    card.write_text(json.dumps({"0": {"16": 2.5}}))
+    assert loaded.acceptance_of(tmp_path) == {"0": {"16": 2.5}}
+    for wrong in ("[", "[]", '{"0": 3}', '{"0": {"16": "x"}}'):
+        card.write_text(wrong)
+        with pytest.raises(ValueError, match=r"acceptance\.json"):
+            loaded.acceptance_of(tmp_path)
