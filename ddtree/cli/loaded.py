@@ -11,7 +11,6 @@ from pathlib import Path
 from ddtree.sources import Source, resolve
 from ddtree.text import Tokenizer
 
-
 # For drafters without a card: what a barely trained one reaches (a three-minute trial), so that none is overrated.
 ASSUMED_ACCEPTANCE = {"0": {"1": 1.4, "16": 2.24, "64": 2.56, "256": 2.84}}
 
@@ -34,9 +33,17 @@ def load(args: argparse.Namespace, source: Source):
     """The engine; torch is first imported here."""
     from ddtree.engine.loading import load_engine
 
-    return load_engine(
-        source.target, source.drafter, device=args.device, dtype=args.dtype, max_context=args.max_context
-    )
+    try:
+        return load_engine(
+            source.target, source.drafter, device=args.device, dtype=args.dtype, max_context=args.max_context
+        )
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "out of memory" not in str(error).lower():
+            raise
+        raise ValueError(
+            f"{source.target} does not fit into the memory of device {args.device}: try --dtype bfloat16, another "
+            f"--device or a smaller model ({error})"
+        ) from error
 
 
 def default_budget(args: argparse.Namespace, source: Source, engine, say: Callable[[str], None]) -> Budget:

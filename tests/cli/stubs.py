@@ -1,6 +1,7 @@
 """The commands over a scripted engine: no weights, no torch."""
 
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,13 +11,29 @@ from tests.server.fakes import VOCAB, ByteTokenizer, ScriptEngine
 SOURCE = Source("toy", Path("toy"), Path("toy-dflash"), "toy")
 
 
+class Cpu:
+    """A device as the server reads it."""
+
+    type = "cpu"
+
+    def __str__(self):
+        return "cpu"
+
+
+class Pace:
+    """A gate that lets every step through, a little later."""
+
+    def wait(self, timeout_s):
+        time.sleep(0.002)
+        return True
+
+
 def stub_engine(script="hello", drafter=True):
     """A scripted engine with what the commands ask of a real one."""
     engine = ScriptEngine(script)
     engine.config = SimpleNamespace(max_context=512, max_tree_budget=1024)
     engine.has_drafter, engine.block_size, engine.vocab_size = drafter, 8 if drafter else None, VOCAB
-    device = SimpleNamespace(type="cpu", __str__=lambda self: "cpu")
-    engine.target = SimpleNamespace(device=device, model=SimpleNamespace(dtype="torch.float32"))
+    engine.target = SimpleNamespace(device=Cpu(), model=SimpleNamespace(dtype="torch.float32"))
     return engine
 
 
@@ -36,6 +53,6 @@ if __name__ == "__main__":
 
     endless = "ab" * 100_000
     stub = stub_engine(endless)
-    stub.config.max_context = 10**6
+    stub.config.max_context, stub.gate = 10**6, Pace()
     install(setattr, stub)
     sys.exit(main(sys.argv[1:]))
