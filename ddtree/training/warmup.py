@@ -1,0 +1,69 @@
+"""Which attention and whether compiled: decided on the device by trying, since a failure there must not end a run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from ddtree.training.config import TrainingConfig
+from ddtree.training.data import Data
+from ddtree.training.features import DenseTarget
+from ddtree.training.packed import PackedDrafter, new_drafter
+
+WARM_STEPS, TIMED_STEPS = 3, 4
+CLOSE = 0.02  # relative difference of two attentions' losses on the same step
+
+
+def settle(target: DenseTarget, data: Data, config: TrainingConfig, log: Callable, make: Callable) -> PackedDrafter:
+    """The fastest variant that runs and agrees with the plain one.
+
+    `make` is `Trainer`. On the CPU nothing is tried: it is what the config asks for.
+    """
+    drafter = new_drafter(target, config)
+    if target.device.type != "cuda":
+        attention = "sdpa" if config.attention == "auto" else config.attention
+        return PackedDrafter(drafter, target, attention, config.compile == "on")
+    best = PackedDrafter(drafter, target)
+    best_ms, plain_loss = attempt(best, data, config, make)
+    log(f"sdpa: {best_ms:.0f} ms/step, loss {plain_loss:.4f}", variant="sdpa", step_ms=best_ms)
+    for attention in ("flex", "sdpa"):
+        if config.compile == "off" or config.attention not in ("auto", attention):
+            continue
+        name, begun = f"{attention} compiled", time.monotonic()
+        try:
+            packed = PackedDrafter(drafter, target, attention, compiled=True)
+            step_ms, loss = attempt(packed, data, config, make)
+        except Exception as failure:  # whatever the compiler raises, the plain variant still trains
+            log(f"{name} unusable: {type(failure).__name__}: {str(failure).strip()[:300]}", variant=name)
+            drafter.zero_grad(set_to_none=True)
+            torch.cuda.empty_cache()
+            continue
+        warm_s = time.monotonic() - begun
+        log(f"{name}: {step_ms:.0f} ms/step, loss {loss:.4f}, {warm_s:.0f} s to warm up", variant=name, step_ms=step_ms)
+        if abs(loss - plain_loss) < CLOSE * plain_loss and step_ms < best_ms:
+            best, best_ms = packed, step_ms
+            break
+    log(f"using {best.name}", variant=best.name)
+    return best
+
+
+def attempt(packed: PackedDrafter, data: Data, config: TrainingConfig, make: Callable) -> tuple[float, float]:
+    """Milliseconds per step, every length counted alike, and the loss after a few fixed steps from a fresh start."""
+    trainer = make(packed, data, replace(config, optimizer="adamw", learning_rate=1e-4))
+    step_ms = 0.0
+    for length in data.lengths:
+        for index in range(WARM_STEPS + TIMED_STEPS):
+            if index == WARM_STEPS:
+                torch.cuda.synchronize()
+                begun = time.monotonic()
+            rng = np.random.default_rng((5, index))
+            loss = trainer.loss(data.batch_of_length(length, rng, config.tokens_per_step), rng)
+            loss.backward()
+            trainer.optimizer.step(1e-4)
+        torch.cuda.synchronize()
+        step_ms += (time.monotonic() - begun) * 1e3 / TIMED_STEPS / len(data.lengths)
+    return step_ms, loss.item()
