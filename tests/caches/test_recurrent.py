@@ -144,6 +144,8 @@ def test_a_path_without_its_rows_is_refused():
     cache = layer.new_cache()
     with pytest.raises(AssertionError, match="nothing is staged"):
         cache.commit(torch.arange(1))
+    layer.stage(cache, layer.tokens(3))
+    # A forward that fails between the two calls must not leave the rows of the one before.
     cache.stage_conv(layer.tokens(3)[0], layer.weight, None, None)
     with pytest.raises(AssertionError, match="nothing is staged"):
         cache.commit(torch.arange(1))
@@ -177,6 +179,25 @@ def test_a_cache_used_in_inference_mode_can_be_used_outside():
         layer.stage(cache, pick(tokens, slice(3, 4)))
     cache.commit(torch.arange(1))
     assert_holds(cache, layer, tokens, EXACT)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_nothing_waits_for_the_device():
+    cache = RecurrentCache(VALUE_HEADS, KEY_DIM, VALUE_DIM, CHANNELS, WIDTH, torch.float32, "cuda")
+    layer = Layer(torch.float32)
+    weight, parents = layer.weight.cuda(), random_parents(17, 8)
+    mask, path = ancestor_mask(parents).cuda(), leaf_paths(parents)[0].cuda()
+    x, g, beta = (tensor.cuda() for tensor in layer.tokens(17))
+    parents = parents.cuda()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for up, seen, committed in ((parents, mask, path), (None, None, torch.arange(17, device="cuda"))):
+            mixed = cache.stage_conv(x, weight, None, up)
+            cache.stage(*layer.split(mixed), g, beta, seen)
+            cache.commit(committed)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_both_kinds_of_layer_commit_together():

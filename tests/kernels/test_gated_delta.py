@@ -207,6 +207,28 @@ def test_reading_the_flattened_tree_as_consecutive_tokens_is_wrong(tree):
     assert torch.linalg.vector_norm(flattened - expected) > 0.1 * torch.linalg.vector_norm(expected)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("tree", ["one", "random17", "random65", "narrow257", "deep1025"])
+def test_on_a_gpu_likewise(tree):
+    parents = TREES[tree]
+    mask, path = ancestor_mask(parents), longest_path(parents)
+    *rows, state = inputs(len(parents), "strong then weak")
+    expected, _ = gated_delta_tree_reference(*double(rows), mask, state.double())
+    _, expected_state = gated_delta_prefill_reference(*(t[path].double() for t in rows), state.double())
+    rows, (mask, path, state) = [t.cuda() for t in rows], [t.cuda() for t in (mask, path, state)]
+    out, staged = gated_delta_tree(*rows, mask, state)
+    assert worst_error(out.cpu(), expected) <= CLOSE
+    assert worst_error(gated_delta_commit(state, staged, path).cpu(), expected_state, dims=2) <= CLOSE
+    prefilled = gated_delta_prefill(*(tensor[path] for tensor in rows), state)[0]
+    assert worst_error(prefilled.cpu(), expected[path.cpu()]) <= CLOSE
+    if len(parents) > 2:
+        for tensor in rows:
+            tensor[7] *= 1e3
+        changed, _ = gated_delta_tree(*rows, mask, state)
+        assert torch.equal(changed[~mask[:, 7]], out[~mask[:, 7]])
+
+
 def test_values_from_outside_the_package():
     for case in vector_cases("gated_delta_tree.npz"):
         rows = [case[name].transpose(0, 1) for name in ("q", "k", "v", "g", "beta")]

@@ -62,8 +62,8 @@ def worst_error(actual: torch.Tensor, expected: torch.Tensor, dims: int = 1) -> 
     """The largest error (norm) over the vectors of the last `dims` dimensions, relative to the expected one's norm;
     absolute where that is 0 or about to leave the normal numbers.
 
-    Below fp64, relative to the root mean square of all their norms: where q and k are almost at right angles the output is a small difference of large numbers, and no
-    fp32 computation knows its leading digits.
+    Below fp64, relative to the root mean square of all their norms: where q and k are almost at right angles the
+    output is a small difference of large numbers, and no fp32 computation knows its leading digits.
     """
     dim = tuple(range(-dims, 0))
     error = torch.linalg.vector_norm(actual.double() - expected.double(), dim=dim)
