@@ -57,7 +57,7 @@ class TrainingConfig:
     checkpoint_seconds: float = 60.0
     evaluate_seconds: float = 120.0
     eval_anchors: int = 384
-    final_eval_anchors: int = 2048
+    final_eval_anchors: int = 1024
     log_steps: int = 50
     race: str = ""
     race_seconds: float = 30.0

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ddtree.training.config import SamplingConfig
-from ddtree.training.features import DenseTarget, rotate
+from ddtree.training.features import DenseTarget
 
 USER, ASSISTANT, RAW = 0, 1, 2  # phases
 FORCED, GENERATED, USER_TOKEN = 0, 1, 2  # classes in the saved mask; class 1 is an assistant or raw token

@@ -87,9 +87,8 @@ class Trainer:
             torch.cuda.empty_cache()
             print(f"fit: out of memory, {self.config.tokens_per_step >> self.halvings} tokens a step now", flush=True)
 
-    @torch.no_grad()
     def held_out_loss(self, num_batches: int = 4) -> float:
-        """Mean training loss over fixed held-out batches."""
+        """Mean training loss over fixed held-out batches; with gradients, or the forward would be compiled anew."""
         losses = []
         for index in range(num_batches):
             rng = np.random.default_rng((99, index))
@@ -116,7 +115,7 @@ class Trainer:
 
     def load(self, folder: Path) -> None:
         """Go on from the checkpoint in `folder`."""
-        state = torch.load(folder / CHECKPOINT, map_location=self.target.device, weights_only=True)
+        state = torch.load(folder / CHECKPOINT, map_location="cpu", weights_only=True)
         self.drafter.load_state_dict(state["drafter"])
         self.average.load_state_dict(state["average"])
         self.optimizer.load_state_dict(state["optimizer"])

@@ -15,6 +15,7 @@ from ddtree.training.features import DenseTarget
 from ddtree.training.packed import PackedDrafter, new_drafter
 
 WARM_STEPS, TIMED_STEPS = 3, 4
+SLOW_STEP_S = 6.0  # once compiled, a step takes a tenth of a second
 CLOSE = 0.02  # relative difference of two attentions' losses on the same step
 
 
@@ -54,16 +55,19 @@ def settle(target: DenseTarget, data: Data, config: TrainingConfig, log: Callabl
 def attempt(packed: PackedDrafter, data: Data, config: TrainingConfig, make: Callable) -> tuple[float, float]:
     """Milliseconds per step, every length counted alike, and the loss after a few fixed steps from a fresh start."""
     trainer = make(packed, data, replace(config, optimizer="adamw", learning_rate=1e-4))
-    step_ms = 0.0
+    seconds, loss = [], None
     for length in data.lengths:
         for index in range(WARM_STEPS + TIMED_STEPS):
-            if index == WARM_STEPS:
-                torch.cuda.synchronize()
-                begun = time.monotonic()
             rng = np.random.default_rng((5, index))
+            torch.cuda.synchronize()
+            begun = time.monotonic()
             loss = trainer.loss(data.batch_of_length(length, rng, config.tokens_per_step), rng)
             loss.backward()
             trainer.optimizer.step(1e-4)
-        torch.cuda.synchronize()
-        step_ms += (time.monotonic() - begun) * 1e3 / TIMED_STEPS / len(data.lengths)
-    return step_ms, loss.item()
+            torch.cuda.synchronize()
+            elapsed = time.monotonic() - begun
+            if index and elapsed > SLOW_STEP_S:
+                raise RuntimeError(f"a step takes {elapsed:.0f} s: it is compiled anew each time")
+            if index >= WARM_STEPS:
+                seconds.append(elapsed)
+    return 1e3 * float(np.mean(seconds)), loss.item()

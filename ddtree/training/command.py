@@ -1,0 +1,71 @@
+"""The commands `sample` and `fit`; nothing here needs more than torch, numpy, safetensors and gguf."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+
+import torch
+
+from ddtree.training.config import SamplingConfig, TrainingConfig
+
+HELP = {
+    "tokens": "positions to write in all, e.g. 28e6",
+    "minutes": "stop after the shard that ends within this time",
+    "total_minutes": "training time of all runs together; drives the schedule",
+    "minutes_this_run": "wall time of this command, warm-up and export included",
+    "race": "optimizer:rate,... each trained for --race-seconds first; the best is used",
+}
+
+
+def add_flags(parser: argparse.ArgumentParser, config: type) -> None:
+    """A flag for every field of a config class."""
+    for field in dataclasses.fields(config):
+        flag, kind = "--" + field.name.replace("_", "-"), type(field.default)
+        convert = (lambda text: int(float(text))) if kind is int else kind
+        if kind is tuple:
+            convert = tuple_of(type(field.default[0]))
+        parser.add_argument(flag, type=convert, default=field.default, help=HELP.get(field.name, f"default {field.default}"))
+
+
+def tuple_of(kind: type):
+    return lambda text: tuple(kind(part) for part in text.split(","))
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m ddtree.training", description="sample data from a target and fit a drafter")
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, config in (("sample", SamplingConfig), ("fit", TrainingConfig)):
+        command = commands.add_parser(name)
+        command.add_argument("--target", required=True, help="folder or .gguf of the target")
+        command.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+        command.add_argument("--out", required=True, type=Path, help="folder to write into")
+        if name == "fit":
+            command.add_argument("--data", required=True, type=Path, help="folder that `sample` wrote")
+        add_flags(command, config)
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run one command; with the same arguments again it goes on where it stopped."""
+    args = build_parser().parse_args(arguments)
+    from ddtree.models.registry import load_target
+    from ddtree.training.features import DenseTarget
+
+    config_class = SamplingConfig if args.command == "sample" else TrainingConfig
+    config = config_class(**{field.name: getattr(args, field.name) for field in dataclasses.fields(config_class)})
+    device = torch.device(args.device)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    # dequantised in float32 and rounded once
+    target = DenseTarget(load_target(args.target, device, torch.float32), dtype)
+    if args.command == "sample":
+        from ddtree.training import openers, sample
+
+        sample.sample(target, openers.load(), args.out, config)
+    else:
+        from ddtree.training.data import Data
+        from ddtree.training.trainer import fit
+
+        fit(target, Data(args.data, device), args.out, config)
+
