@@ -11,6 +11,7 @@ import torch
 
 from ddtree.models.dflash import load_drafter
 from ddtree.training import sample as sampling
+from ddtree.training.command import build_parser
 from ddtree.training.data import Data
 from ddtree.training.evaluate import acceptance_length, evaluate, held_out_batches
 from ddtree.training.optim import learning_rate
@@ -119,3 +120,13 @@ def test_the_rate_warms_up_by_steps_and_ends_at_zero_by_the_clock():
     assert learning_rate(1.0, 0, 0.0, 100) == pytest.approx(0.01)
     assert learning_rate(1.0, 500, 0.5, 100) == pytest.approx(0.5)
     assert learning_rate(1.0, 500, 1.0, 100) == pytest.approx(0.0)
+
+
+def test_commands_take_every_field_as_a_flag():
+    args = build_parser().parse_args(
+        ["sample", "--target", "t", "--out", "o", "--tokens", "28e6", "--minutes", "2.7", "--lengths", "512,1024"]
+    )
+    assert (args.tokens, args.minutes, args.lengths) == (28_000_000, 2.7, (512, 1024))
+    fitting = ["fit", "--target", "t", "--data", "d", "--out", "o", "--race", "muon:2e-3,adamw:1e-3", "--compile", "off"]
+    args = build_parser().parse_args(fitting)
+    assert (args.race, args.compile, args.minutes_this_run) == ("muon:2e-3,adamw:1e-3", "off", 13.0)
