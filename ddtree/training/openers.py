@@ -23,6 +23,7 @@ USER, ASSISTANT, END = "<|im_start|>user\n", "<|im_start|>assistant\n", "<|im_en
 SHARES = {"code": 0.22, "word": 0.20, "math": 0.20, "general": 0.20, "writing": 0.13, "raw": 0.05}
 EMPTY_SHARE = {"general": 0.5, "writing": 0.35}
 FILLINGS = 12
+QUOTES = ('"""', '."""', "'''", ' """', " '''")  # of docstrings: a stub whose docstring closes is a whole request
 
 LISTS = {
     "name": "Anna Ben Carla David Elena Frank Grace Henry Isabel Jack Kate Leo Maria Noah Olivia Peter Rosa Sam Tina "
@@ -79,6 +80,7 @@ def build(encode: Callable[[str], list[int]], text: str) -> dict:
         "end_id": end,
         "raw_prefix": encode("<|endoftext|>"),
         "stop_ids": [end, *encode("<|endoftext|>")],
+        "docstring_ids": sorted({encode(prefix + quotes)[-1] for prefix in ("x", " ", "\n   ", "\n    ") for quotes in QUOTES}),
         "shares": SHARES,
         "empty_shares": EMPTY_SHARE,
         "openers": openers,

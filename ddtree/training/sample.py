@@ -41,6 +41,7 @@ class Beginnings:
     phases: torch.Tensor  # [B] int64: USER or RAW
     temperatures: torch.Tensor  # [B] float32, of assistant and raw text; 0 is greedy
     user_caps: torch.Tensor  # [B] int64, longest user turn
+    is_stub: torch.Tensor  # [B] bool: the opener begins a docstring, and the user turn ends where that closes
 
 
 def begin(openers: dict, batch: int, length: int, config: SamplingConfig, seed: int, device: torch.device) -> Beginnings:
@@ -49,6 +50,7 @@ def begin(openers: dict, batch: int, length: int, config: SamplingConfig, seed: 
     categories = list(openers["shares"])
     shares = np.array([openers["shares"][name] for name in categories])
     tokens, lengths, phases = np.zeros((batch, length), np.int64), np.zeros(batch, np.int64), np.zeros(batch, np.int64)
+    is_stub, quotes = np.zeros(batch, bool), set(openers["docstring_ids"])
     for row, choice in enumerate(rng.choice(len(categories), size=batch, p=shares / shares.sum())):
         name = categories[choice]
         group = openers["openers"][name]
@@ -56,10 +58,10 @@ def begin(openers: dict, batch: int, length: int, config: SamplingConfig, seed: 
         opener = [] if empty else group[rng.integers(len(group))]
         prefix = [*openers["raw_prefix" if name == "raw" else "system_prefix"], *opener][:length]
         tokens[row, : len(prefix)], lengths[row] = prefix, len(prefix)
-        phases[row] = RAW if name == "raw" else USER
+        phases[row], is_stub[row] = (RAW if name == "raw" else USER), not quotes.isdisjoint(opener)
     temperatures = rng.choice(config.temperatures, size=batch, p=config.temperature_shares).astype(np.float32)
     caps = rng.integers(config.user_cap[0], config.user_cap[1] + 1, size=batch)
-    arrays = (tokens, lengths, phases, temperatures, caps)
+    arrays = (tokens, lengths, phases, temperatures, caps, is_stub)
     return Beginnings(*(torch.from_numpy(array).to(device) for array in arrays))
 
 
@@ -79,6 +81,7 @@ class Conversation:
         self.phase = begin.phases.clone()
         self.turn_length = torch.zeros(batch, dtype=torch.int64, device=device)
         self.end_id, self.stop_ids = openers["end_id"], torch.tensor(openers["stop_ids"], device=device)
+        self.docstring_ids = torch.tensor(openers["docstring_ids"], dtype=torch.int64, device=device)
         self.classes = torch.zeros(batch, length, dtype=torch.uint8, device=device)
 
     def draw(self, logits: torch.Tensor) -> torch.Tensor:
@@ -115,6 +118,8 @@ class Conversation:
         self.offset = torch.where(stops, 0, torch.where(in_piece, self.offset + 1, 0))
         self.phase = torch.where(stops, 1 - self.phase, self.phase)
         self.turn_length = torch.where(is_free & ~stops, self.turn_length + 1, 0)
+        closes = is_free & (self.phase == USER) & self.begin.is_stub & torch.isin(token, self.docstring_ids)
+        self.turn_length = torch.where(closes, self.begin.user_caps, self.turn_length)
         return token
 
 

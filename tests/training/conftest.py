@@ -20,6 +20,7 @@ OPENERS = {
     "end_id": 2,
     "raw_prefix": [0],
     "stop_ids": [2, 0],
+    "docstring_ids": [21, 40, 41, 42, 43],
     "shares": {"chat": 0.7, "raw": 0.3},
     "empty_shares": {"chat": 0.3},
     "openers": {"chat": [[20, 21], [22]], "raw": [[30], [31, 32, 33]]},

@@ -14,7 +14,7 @@ from tests.training.conftest import OPENERS
 from tests.training.packed_forward import packed_forward
 
 
-def replay(tokens, prefix_length, phase, cap):
+def replay(tokens, prefix_length, phase, cap, is_stub):
     """The rule of the conversation in plain Python: the classes and, where a token is forced, its value."""
     classes, forced, queue, turn = [], [], [], 0
     for position, token in enumerate(tokens):
@@ -27,7 +27,7 @@ def replay(tokens, prefix_length, phase, cap):
         capped = phase == "user" and turn >= cap
         classes.append(FORCED if capped else USER_TOKEN if phase == "user" else GENERATED)
         forced.append(OPENERS["end_id"] if capped else None)
-        turn += 1
+        turn = cap if phase == "user" and is_stub and token in OPENERS["docstring_ids"] else turn + 1
         if token == OPENERS["end_id"] and phase != "raw":
             queue, turn = list(OPENERS["after_user" if phase == "user" else "after_assistant"]), 0
             phase = "assistant" if phase == "user" else "user"
@@ -50,12 +50,13 @@ def test_forced_tokens_and_classes_follow_the_template(written):
     for row in range(32):
         length, phase = int(begin.prefix_lengths[row]), "raw" if begin.phases[row] == sampling.RAW else "user"
         assert tokens[row, :length].tolist() == prefixes[row, :length].tolist()
-        expected, forced = replay(tokens[row].tolist(), length, phase, int(begin.user_caps[row]))
+        expected, forced = replay(tokens[row].tolist(), length, phase, int(begin.user_caps[row]), bool(begin.is_stub[row]))
         assert classes[row].tolist() == expected
         for position, token in enumerate(forced):
             assert token is None or tokens[row, position] == token
         ended_turns += int((tokens[row, length:] == 2).sum())
-    assert ended_turns > 40 and set(np.unique(classes)) == {FORCED, GENERATED, USER_TOKEN}
+    assert ended_turns > 40 and begin.is_stub.any() and not begin.is_stub.all()
+    assert set(np.unique(classes)) == {FORCED, GENERATED, USER_TOKEN}
 
 
 def test_greedy_rows_are_greedy_decoding_of_the_served_target(written, model):
