@@ -147,6 +147,8 @@ def work(args, index: int, results) -> None:
     try:
         shard = Shard(args)
         for prompt in args.plan[index :: args.processes]:
+            if time.time() > args.deadline:
+                break
             full = prompt["number"] < args.subset
             greedy = sorted({*args.budgets, *(args.more_budgets if full else ())})
             results.put(shard.run(prompt, greedy, sampled=False))
@@ -173,6 +175,7 @@ def summarise(args, records: list[dict], seconds: float) -> dict:
     return {
         "verdict": verdict,
         "prompts": sum(not record["sampled"] for record in records),
+        "prompts_asked": len(args.plan),
         "sampled_prompts": sum(record["sampled"] for record in records),
         "runs": sum(len(record["counts"]) for record in records),
         "tokens": sum(record["tokens"] for record in records),
@@ -208,9 +211,11 @@ def main() -> int:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=600.0, help="begin no further prompt after this long")
     parser.add_argument("--no-reference", dest="reference", action="store_false")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    args.deadline = time.time() + 60 * args.minutes
     args.plan = read_prompts(args.prompts)[: args.limit]
     for number, prompt in enumerate(args.plan):
         prompt["number"] = number
