@@ -28,7 +28,7 @@ SEED = 20261129
 
 def read_prompts(folder: Path) -> list[dict]:
     """All prompts of the folder's sets, first turns, in an order that alternates between the sets."""
-    sets = {path.stem: [json.loads(line) for line in path.open()] for path in sorted(folder.glob("*.jsonl"))}
+    sets = {path.stem: [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] for path in sorted(folder.glob("*.jsonl"))}
     longest = max(len(items) for items in sets.values())
     return [
         {"set": name, "id": items[i]["id"], "text": items[i]["turns"][0]}

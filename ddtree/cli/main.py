@@ -124,18 +124,17 @@ def _chat(args: argparse.Namespace) -> int:
 
 def _fetch(args: argparse.Namespace) -> int:
     from ddtree.sources import fetch
+    from ddtree.text import Tokenizer
 
-    print(fetch(args.name))
+    path = fetch(args.name)
+    Tokenizer.load(path)  # converts a GGUF's tokenizer once, so that the first serve need not
+    print(path)
     return 0
 
 
 def _train(argv: list[str]) -> int:
-    try:
-        from ddtree.training.__main__ import main as train
-    except ModuleNotFoundError as error:
-        if error.name != "ddtree.training.__main__":
-            raise
-        raise UserError("train arrives with a later version") from None
+    from ddtree.training.command import main as train
+
     return train(argv) or 0
 
 

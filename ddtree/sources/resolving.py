@@ -91,8 +91,12 @@ def _checked(path: Path, what: str) -> Path:
             return ggufs[0]
         found = f"{len(ggufs)} .gguf files; name one of them" if ggufs else "neither it nor a .gguf file"
         raise SourceError(f"{what}: expected config.json, the folder has {found}")
+    if len(list(path.glob("*.gguf"))) == 1 and not any(path.glob("*.safetensors")):
+        return path  # a drafter as `ddtree train` writes it
     if not any(path.glob("*.safetensors")):
-        raise SourceError(f"{what}: config.json is there, but no *.safetensors (pickled weights are not read)")
+        raise SourceError(
+            f"{what}: config.json is there, but neither *.safetensors nor one .gguf (pickled weights are not read)"
+        )
     missing = _missing_shards(path)
     if missing:
         raise SourceError(f"{what}: {len(missing)} of its weight files are missing, first {missing[0]}")
@@ -112,7 +116,7 @@ def _missing_shards(folder: Path) -> list[str]:
 
 
 def _has_weights(folder: Path) -> bool:
-    return (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
+    return (folder / "config.json").is_file() and any([*folder.glob("*.safetensors"), *folder.glob("*.gguf")])
 
 
 def _served_name(name: str, target: Path) -> str:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ddtree.sources import SourceError, hub, resolve
-from ddtree.sources.embedded import Embedded
+from ddtree.sources import SourceError, hub, resolve, resolving
+from ddtree.sources.embedded import Embedded, embedded
 from tests.sources.conftest import CONTENT
 
 
@@ -135,3 +135,17 @@ def test_offline_hub_is_an_error_that_says_what_to_do(tmp_path, monkeypatch):
 @pytest.mark.parametrize("value, is_id", [("a/b", True), ("a/b-1.5_x", True), ("a", False), ("./a", False), ("../a/b", False), ("a/b/c", False), ("a/b.gguf", False), ("/a/b", False), ("~/a", False)])  # fmt: skip
 def test_what_a_hub_id_looks_like(value, is_id):
     assert hub.is_hub_id(value) is is_id
+
+
+def test_the_shipped_drafter_is_found():
+    """The package's own drafter lies in it as a GGUF beside its config."""
+    folder = embedded("smollm2").drafter_folder
+    assert (folder / "drafter.gguf").is_file()
+    assert resolving._has_weights(folder)
+    assert sum(path.stat().st_size for path in folder.iterdir()) <= 14_000_000
+
+
+def test_a_drafter_folder_with_config_and_gguf_is_a_model(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "drafter.gguf").write_bytes(b"GGUF")
+    assert resolving._checked(tmp_path, "--drafter x") == tmp_path
