@@ -1,7 +1,7 @@
 """ModelConfig: what a target's checkpoint says about its shape, read once and checked at the edge.
 
 A key that would have to be guessed is an error that names it; only what the architecture's own config class defaults
-is defaulted. It knows `LlamaForCausalLM` and `Qwen3ForCausalLM`.
+is defaulted. It knows `KNOWN_ARCHITECTURES`, and what more the hybrid and mixture families say is `family_config`'s.
 """
 
 from __future__ import annotations
@@ -10,12 +10,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ddtree.models.family_config import (
+    HYBRID_ARCHITECTURES,
+    LinearAttentionConfig,
+    MoeConfig,
+    read_layer_types,
+    read_linear_attention,
+    read_moe,
+    text_part,
+)
 from ddtree.models.rope import RopeConfig
 
 if TYPE_CHECKING:
     from ddtree.models.gguf_file import GgufFile
 
-KNOWN_ARCHITECTURES = ("LlamaForCausalLM", "Qwen3ForCausalLM")
+KNOWN_ARCHITECTURES = ("LlamaForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", *HYBRID_ARCHITECTURES)
 _GGUF_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 _LLAMA_THETA = 10_000.0  # LlamaConfig's default; configs of Llama 1 and 2 leave the key out
 
@@ -39,6 +48,9 @@ class ModelConfig:
     qk_norm: bool = False
     attention_bias: bool = False
     mlp_bias: bool = False
+    layer_types: tuple[str, ...] = ()  # empty: full attention in every layer
+    linear_attention: LinearAttentionConfig | None = None
+    moe: MoeConfig | None = None
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -47,10 +59,15 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise ValueError(f"head_dim must be even for rotary embedding, got {self.head_dim}")
-        if self.rope.partial_rotary_factor != 1.0:
+        if self.rope.partial_rotary_factor != 1.0 and self.linear_attention is None:
             raise ValueError(
                 f"partial_rotary_factor {self.rope.partial_rotary_factor} is not supported by {self.architecture}"
             )
+
+    @property
+    def is_hybrid(self) -> bool:
+        """Whether some layers are linear attention, whose state no cache can cut back."""
+        return self.linear_attention is not None
 
     @property
     def context_limit(self) -> int:
@@ -60,13 +77,16 @@ class ModelConfig:
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> ModelConfig:
         """Read a config.json. ValueError names the key that is missing or not supported."""
-        architecture = (config.get("architectures") or [None])[0]
+        architecture, config = text_part(config)
         if architecture not in KNOWN_ARCHITECTURES:
             raise ValueError(
                 f"unknown architecture {architecture!r}; known are {', '.join(KNOWN_ARCHITECTURES)}"
             )
-        _refuse_unsupported(config)
-        qwen3 = architecture == "Qwen3ForCausalLM"
+        _refuse_unsupported(config, architecture in HYBRID_ARCHITECTURES)
+        qwen3 = architecture != "LlamaForCausalLM"
+        num_layers = need(config, "num_hidden_layers")
+        moe = read_moe(architecture, config, num_layers)
+        all_sparse = moe is not None and not moe.dense_layers
         hidden_size, num_heads = need(config, "hidden_size"), need(config, "num_attention_heads")
         head_dim = config.get("head_dim")
         if head_dim is None:
@@ -79,8 +99,8 @@ class ModelConfig:
             architecture=architecture,
             vocab_size=need(config, "vocab_size"),
             hidden_size=hidden_size,
-            intermediate_size=need(config, "intermediate_size"),
-            num_layers=need(config, "num_hidden_layers"),
+            intermediate_size=0 if all_sparse else need(config, "intermediate_size"),
+            num_layers=num_layers,
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
@@ -91,6 +111,9 @@ class ModelConfig:
             qk_norm=qwen3,
             attention_bias=config.get("attention_bias", False),
             mlp_bias=not qwen3 and config.get("mlp_bias", False),
+            layer_types=read_layer_types(architecture, config, num_layers),
+            linear_attention=read_linear_attention(architecture, config),
+            moe=moe,
         )
 
     @classmethod
@@ -141,15 +164,21 @@ def _divide(hidden_size: int, num_heads: int) -> int:
     return hidden_size // num_heads
 
 
-def _refuse_unsupported(config: Mapping[str, Any]) -> None:
+def _refuse_unsupported(config: Mapping[str, Any], is_hybrid: bool) -> None:
     """Refuse what would change the output and is not implemented, naming key and value."""
     refused = [
         ("hidden_act", config.get("hidden_act", "silu") != "silu"),
         ("quantization_config", bool(config.get("quantization_config"))),
         ("use_sliding_window", bool(config.get("use_sliding_window"))),
         # Without `use_sliding_window` (Qwen's switch, which defaults to off) the window itself is the switch.
-        ("sliding_window", bool(config.get("sliding_window")) and config.get("model_type") != "qwen3"),
-        ("layer_types", any(kind != "full_attention" for kind in config.get("layer_types") or ())),
+        (
+            "sliding_window",
+            bool(config.get("sliding_window")) and config.get("model_type") not in ("qwen3", "qwen3_moe"),
+        ),
+        (
+            "layer_types",
+            not is_hybrid and any(kind != "full_attention" for kind in config.get("layer_types") or ()),
+        ),
     ]
     for key, unsupported in refused:
         if unsupported:

@@ -61,6 +61,14 @@ def linear_tensors(prefix: str, module: nn.Linear, rows: slice = slice(None)) ->
         yield f"{prefix}.bias", module.bias.data[rows]
 
 
+def reorder_rows(module: nn.Linear, order: torch.Tensor) -> None:
+    """Replace a linear's output rows by those of `order` [out_features] int64."""
+    order = order.to(module.weight.device)
+    module.weight.data = module.weight.data[order]
+    if module.bias is not None:
+        module.bias.data = module.bias.data[order]
+
+
 class RMSNorm(nn.Module):
     """x / rms(x) * weight over the last dimension, the division in fp32."""
 
@@ -81,6 +89,30 @@ def rms_norm(hidden: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Te
         return F.rms_norm(hidden, dim, None, eps) * weight
     # The published models round to their dtype before they multiply by the weight.
     return F.rms_norm(hidden.float(), dim, None, eps).to(hidden.dtype) * weight
+
+
+class ZeroCentredRMSNorm(nn.Module):
+    """x / rms(x) * (1 + weight) over the last dimension, in fp32 throughout; the weight is fp32 in any model."""
+
+    def __init__(self, dim: int, eps: float, device: torch.device | str) -> None:
+        super().__init__()
+        weight = torch.empty(dim, device=device, dtype=torch.float32)
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.register_buffer("scale", torch.empty_like(weight), persistent=False)
+        self.eps = eps
+
+    def finish_loading(self) -> None:
+        """Derive 1 + weight from the loaded weight."""
+        self.scale.copy_(1 + self.weight)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[.., dim] -> [.., dim]."""
+        return zero_centred_norm(hidden, self.scale, self.eps)
+
+
+def zero_centred_norm(hidden: torch.Tensor, scale: torch.Tensor, eps: float) -> torch.Tensor:
+    """[.., dim] -> [.., dim]; `scale` is 1 + weight in fp32, [dim] or broadcasting to `hidden`."""
+    return (F.rms_norm(hidden.float(), (hidden.shape[-1],), None, eps) * scale).to(hidden.dtype)
 
 
 class RotaryEmbedding(nn.Module):

@@ -11,12 +11,24 @@ from ddtree.models.config import ModelConfig
 from ddtree.models.gguf_file import GgufFile
 from ddtree.models.gguf_weights import GgufSource
 from ddtree.models.llama import Llama
+from ddtree.models.published import Naming, leave_aside
 from ddtree.models.qwen3 import Qwen3
+from ddtree.models.qwen3_5 import Qwen3_5
+from ddtree.models.qwen3_5_moe import Qwen3_5Moe
+from ddtree.models.qwen3_moe import Qwen3Moe
+from ddtree.models.qwen3_next import Qwen3Next
 from ddtree.models.target_model import TargetModel
 from ddtree.models.weights import SafetensorsSource, TensorSource, fill
 
 # `ModelConfig` refuses architectures that are not here, listing those that are.
-TARGETS: dict[str, type[Llama]] = {"LlamaForCausalLM": Llama, "Qwen3ForCausalLM": Qwen3}
+TARGETS: dict[str, type[Llama]] = {
+    "LlamaForCausalLM": Llama,
+    "Qwen3ForCausalLM": Qwen3,
+    "Qwen3MoeForCausalLM": Qwen3Moe,
+    "Qwen3_5ForCausalLM": Qwen3_5,
+    "Qwen3_5MoeForCausalLM": Qwen3_5Moe,
+    "Qwen3NextForCausalLM": Qwen3Next,
+}
 
 
 def load_target(path: str | Path, device: torch.device | str, dtype: torch.dtype) -> TargetModel:
@@ -31,8 +43,11 @@ def load_target(path: str | Path, device: torch.device | str, dtype: torch.dtype
         raise FileNotFoundError(f"{path}: no such file or folder")
     config, source = _open(path)
     model = TARGETS[config.architecture](config, device, dtype)
-    duplicates = {"lm_head.weight": "model.embed_tokens.weight"} if config.tie_word_embeddings else {}
-    fill(model.checkpoint_tensors(), source, duplicates)
+    source = leave_aside(source, config.architecture)
+    naming = Naming.of(source.shapes)
+    tied = {"lm_head.weight": naming.name("model.embed_tokens.weight")}
+    duplicates = tied if config.tie_word_embeddings else {}
+    fill(naming.tensors(model.checkpoint_tensors()), source, duplicates)
     model.finish_loading()
     return model.eval()
 
