@@ -62,7 +62,8 @@ def default_budget(args: argparse.Namespace, source: Source, engine, say: Callab
     from ddtree.engine.calibrate import choose_budget, measure_rounds
 
     say("measuring which tree budget is fastest here")
-    choice = choose_budget(measure_rounds(engine), acceptance_of(source.drafter))
+    card = acceptance_of(source.drafter)
+    choice = choose_budget(measure_rounds(engine, card), card)
     return Budget(choice.budget, choice.reason)
 
 

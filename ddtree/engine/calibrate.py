@@ -16,8 +16,12 @@ from dataclasses import dataclass
 from ddtree.engine.engine import Engine
 from ddtree.engine.request import Request
 
-PROBE_BUDGETS = (0, 2, 4, 6, 8, 12, 16, 24, 32, 64)
+PROBE_BUDGETS = (2, 4, 6, 8, 12, 16, 24, 32, 64, 128)
 MARGIN = 1.03  # a budget must beat plain decoding by more than the measurement's own noise
+HOPELESS = 0.8  # of the best speedup so far: costs only rise from there, so larger budgets are not tried
+PASSES = 4
+
+Card = Mapping[str, Mapping[str, float]]  # temperature -> budget -> mean acceptance length
 
 
 @dataclass(frozen=True)
@@ -41,30 +45,51 @@ def acceptance_at(card: Mapping[str, float], budget: int) -> float:
     return low_value + share * (high_value - low_value)
 
 
-def measure_rounds(engine: Engine, budgets=PROBE_BUDGETS, repeats: int = 5) -> dict[int, float]:
-    """Median seconds of one decode round per budget, interleaved so that a drift of the machine hits all alike."""
+def speedup_at(budget: int, seconds: float, plain_s: float, acceptance: Card) -> float:
+    """Predicted tokens per second over plain decoding's, at the card's worst temperature."""
+    return min(acceptance_at(row, budget) for row in acceptance.values()) * plain_s / seconds
+
+
+def measure_rounds(
+    engine: Engine, acceptance: Card, budgets=PROBE_BUDGETS, passes: int = PASSES, clock=time.perf_counter
+) -> dict[int, float]:
+    """Median seconds of one decode round per budget, 0 included.
+
+    One sequence serves all: its budget is changed between rounds, and the passes interleave the budgets, so that a drift
+    of the machine hits all alike. Ladders end where a budget is hopeless on the first pass.
+    """
     room = engine.config.max_context
-    prompt = tuple((7 * i + 3) % engine.vocab_size for i in range(min(96, room // 2)))
-    times: dict[int, list[float]] = {budget: [] for budget in budgets}
-    for _ in range(repeats):
-        for budget in budgets:
-            request_id = engine.add(Request(prompt, max_tokens=room - len(prompt), tree_budget=budget))
-            engine.step()
-            for _ in range(2):
-                started = time.perf_counter()
-                engine.step()
-                times[budget].append(time.perf_counter() - started)
-            engine.abort(request_id)
+    prompt = tuple((7 * i + 3) % engine.vocab_size for i in range(min(64, room // 2)))
+    request_id = engine.add(Request(prompt, max_tokens=room - len(prompt), tree_budget=max(budgets)))
+    engine.step()
+    sequence = engine.running(request_id)
+
+    def round_at(budget: int) -> float:
+        sequence.tree_budget = min(budget, engine.config.max_tree_budget)
+        started = clock()
+        engine.step()
+        return clock() - started
+
+    for budget in (0, budgets[0], 0):
+        round_at(budget)  # warm up
+    times: dict[int, list[float]] = {0: [min(round_at(0), round_at(0))]}
+    best = 1.0
+    for budget in budgets:
+        times[budget] = [round_at(budget)]
+        speedup = speedup_at(budget, times[budget][0], times[0][0], acceptance)
+        best = max(best, speedup)
+        if speedup < HOPELESS * best:
+            break
+    for _ in range(passes - 1):
+        for budget, values in times.items():
+            values.append(round_at(budget))
+    engine.abort(request_id)
     return {budget: statistics.median(values) for budget, values in times.items()}
 
 
-def choose_budget(round_s: Mapping[int, float], acceptance: Mapping[str, Mapping[str, float]]) -> BudgetChoice:
+def choose_budget(round_s: Mapping[int, float], acceptance: Card) -> BudgetChoice:
     """The budget of the best predicted speedup, judged at the card's worst temperature."""
-    speedup = {
-        budget: min(acceptance_at(card, budget) for card in acceptance.values()) * round_s[0] / seconds
-        for budget, seconds in round_s.items()
-        if budget
-    }
+    speedup = {b: speedup_at(b, seconds, round_s[0], acceptance) for b, seconds in round_s.items() if b}
     best = max(speedup, key=speedup.get, default=0)
     if not best or speedup[best] < MARGIN:
         return BudgetChoice(0, dict(round_s), speedup, "no budget beats plain decoding here")

@@ -76,6 +76,13 @@ class Engine:
             return self._contained(list(self._running), self._decode)
         return []
 
+    def running(self, request_id: int) -> Sequence:
+        """The sequence of a request that has been prefilled, for measurements. KeyError if it does not run."""
+        for sequence in self._running:
+            if sequence.request_id == request_id:
+                return sequence
+        raise KeyError(request_id)
+
     def generate(self, request: Request) -> Emission:
         """Run one request to its end, alone; all its tokens in one emission. Raises RuntimeError on a fault."""
         request_id = self.add(request)
