@@ -33,6 +33,9 @@ def plain_texts(engine, requests) -> list[list[int]]:
     return [answers[request_id] for request_id in ids]
 
 
+ROOTS_AT_ONCE = 16
+
+
 class Replay:
     """Drafts at every root of one text, then walks."""
 
@@ -46,6 +49,7 @@ class Replay:
         self.config = drafter.config
         self.target = DenseTarget(engine.target.model, engine.target.model.dtype)
         self.packed = PackedDrafter(drafter, self.target)
+        self.features = None  # of the present text
         self.mask = TrainingConfig().mask_token_id
         assert self.mask == self.config.mask_token_id
 
@@ -58,16 +62,19 @@ class Replay:
         tokens = torch.tensor([[*prompt, *answer]])
         roots = torch.arange(len(prompt), len(prompt) + len(answer))[None]
         blocks = build_blocks(tokens, torch.ones_like(tokens), roots, size, roots.shape[1] * size, self.mask, 1.0)
-        features = self.target.features(tokens, self.config.target_layer_ids)
-        hidden = self.packed(features, blocks)[0].unflatten(0, (-1, size))[:, 1:]
+        if self.features is None:
+            self.features = self.target.features(tokens, self.config.target_layer_ids)
+        hidden = self.packed(self.features, blocks)[0].unflatten(0, (-1, size))[:, 1:]
         ids, values = [], []
-        for index, rows in enumerate(hidden):
-            logits = self.target.logits(rows)
-            noise = None if noise_rows is None else noise_rows[index + 1 : index + size]
-            top = rank_scores(logits, sampling, noise).topk(min(self.width, logits.shape[-1]), dim=-1)
-            ids.append(top.indices.numpy())
-            values.append(top.values.float().numpy())
-        return np.stack(ids), np.stack(values)
+        for start in range(0, len(hidden), ROOTS_AT_ONCE):
+            rows = hidden[start : start + ROOTS_AT_ONCE]
+            noise = None
+            if noise_rows is not None:
+                noise = torch.cat([noise_rows[start + i + 1 : start + i + size] for i in range(len(rows))])
+            top = rank_scores(self.target.logits(rows.flatten(0, 1)), sampling, noise).topk(self.width, dim=-1)
+            ids.append(top.indices.unflatten(0, (-1, size - 1)).numpy())
+            values.append(top.values.float().unflatten(0, (-1, size - 1)).numpy())
+        return np.concatenate(ids), np.concatenate(values)
 
     def walk(self, answer, ids, values, budget: int) -> tuple[int, int]:
         """Rounds and emitted tokens of one budget along the text. The root of the first round is answer[0]."""
@@ -138,7 +145,7 @@ def main() -> int:
             noise_rows = sequence.noise(len(request.prompt_token_ids), len(answer) + 16)
             if args.rank_without_noise:
                 noise_rows, ranking = None, SamplingParams()
-        drafted = {}
+        drafted, replay.features = {}, None
         for budget in args.budgets:
             size = min(replay.config.block_size, budget + 1) if replay.config.shrinkable_block else replay.config.block_size
             if size not in drafted:

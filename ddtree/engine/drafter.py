@@ -26,7 +26,9 @@ class Drafter:
     @property
     def max_context(self) -> int | None:
         """Positions the drafter was made for; past them plain decoding takes over. None if it says nothing."""
-        return getattr(self.model.config, "max_position_embeddings", None)
+        config = self.model.config
+        limits = [limit for limit in (config.max_position_embeddings, config.rope.context_limit) if limit]
+        return min(limits, default=None)
 
     def open(self, sequence: Sequence) -> None:
         sequence.drafter_state = self.model.new_cache()

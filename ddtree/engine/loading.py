@@ -54,7 +54,7 @@ def load_engine(
     place = pick_device(device)
     kind = pick_dtype(dtype, place)
     model = load_target(Path(target_path), place, kind)
-    limit = model.config.max_position_embeddings
+    limit = model.config.context_limit
     if max_context is None:
         max_context = limit
     elif not 1 < max_context <= limit:

@@ -8,11 +8,10 @@ from ddtree.caches.recurrent import RecurrentCache
 from ddtree.caches.rows import Rows, Span
 from ddtree.engine.drafter import Drafter
 from ddtree.models import stack
-from ddtree.models.config import ModelConfig
 from ddtree.models.qwen3_5 import Qwen3_5
 from ddtree.models.registry import load_target
 from tests.closeness import assert_close
-from tests.models.qwens import COMMON, LINEAR, engine_around
+from tests.models.qwens import LINEAR, engine_around
 from tests.models.target_checks import AGAINST_ITSELF, TargetChecks, generated
 from tests.models.tiny import feed, path_to, random_ids, random_parents, run
 
