@@ -1,8 +1,11 @@
 """Token-for-token equality: every budget against budget 0, budget 0 against transformers greedy; acceptance on the way.
 
-    python -m benchmarks.equality --target FILE.gguf --drafter FOLDER --prompts ../shared/prompts --processes 12
+    python -m benchmarks.equality --target FILE.gguf --drafter FOLDER --prompts ../shared/prompts --processes 4
 
-All prompts at --budgets; the first --subset prompts of the sets, evenly, also at --more-budgets and at temperature 0.8.
+All prompts at --budgets; the first --subset prompts of the sets, evenly, also at --more-budgets and at temperature 0.8. Each
+process decodes --side-by-side prompts in common forwards: a launch-bound GPU then does as many prompts in the time of one.
+Against transformers: every token of the answer must be the argmax of one transformers forward over prompt and answer, which is greedy
+decoding by induction; the first --generate prompts also run `generate` itself.
 A divergence is re-scored by a fresh forward of the common prefix: below 1e-4 it is a near tie and listed, else a
 mismatch and exit status 1. The last line is JSON.
 """
@@ -13,9 +16,11 @@ import argparse
 import json
 import os
 import platform
+import queue
 import sys
 import time
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -49,6 +54,7 @@ class Shard:
         self.args = args
         self.tokenizer = Tokenizer.load(Path(args.target))
         self.engine = load_engine(args.target, args.drafter, device=args.device, dtype=args.dtype)
+        self.engine.config = replace(self.engine.config, max_running=args.side_by_side)
         self.reference = self._load_reference() if args.reference else None
 
     def _load_reference(self):
@@ -81,17 +87,25 @@ class Shard:
             eos_token_ids=frozenset(self.tokenizer.eos_token_ids),
         )
 
-    def transformers_greedy(self, prompt) -> list[int]:
+    @torch.inference_mode()
+    def transformers_greedy(self, prompt, plain: list[int], generate: bool) -> list[int]:
+        """What transformers writes after `prompt`, up to its first difference from `plain`."""
         ids = torch.tensor([prompt], device=self.args.device)
-        output = self.reference.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=self.args.max_tokens,
-            do_sample=False,
-            eos_token_id=sorted(self.tokenizer.eos_token_ids),
-            pad_token_id=self.tokenizer.eos_token_ids and min(self.tokenizer.eos_token_ids),
-        )
-        return output[0, len(prompt) :].tolist()
+        eos = sorted(self.tokenizer.eos_token_ids)
+        if generate:
+            output = self.reference.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=self.args.max_tokens,
+                do_sample=False,
+                eos_token_id=eos,
+                pad_token_id=eos[0],
+            )
+            return output[0, len(prompt) :].tolist()
+        whole = torch.tensor([[*prompt, *plain[:-1]]], device=self.args.device)
+        chosen = self.reference(whole).logits[0, len(prompt) - 1 :].argmax(-1).tolist()
+        wrong = next((i for i, pair in enumerate(zip(chosen, plain, strict=True)) if pair[0] != pair[1]), len(plain) - 1)
+        return chosen[: wrong + 1]
 
     def margin_at(self, prompt, tokens, position, sampled) -> float:
         """The margin of the token at `position` of the answer, from a fresh forward of everything before it."""
@@ -111,24 +125,37 @@ class Shard:
             noise = sequence.noise(len(prefix), 1) if sequence.noise else None
             return float(margins(logits, request.sampling, noise)[0])
 
-    def run(self, prompt: dict, budgets, sampled: bool) -> dict:
-        """One prompt at every budget; what differs from budget 0, and the acceptance counts."""
-        ids = self.render(prompt["text"])
-        plain, counts, divergences = None, {}, []
+    def decode(self, prompts: list[dict], budget: int, sampled: bool) -> list:
+        """The last emissions of `prompts` at one budget, all their tokens in each."""
+        ids = [self.engine.add(self.request(prompt["ids"], budget, sampled)) for prompt in prompts]
+        tokens, last = {request_id: [] for request_id in ids}, {}
+        while self.engine.has_work:
+            for emission in self.engine.step():
+                tokens[emission.request_id].extend(emission.token_ids)
+                if emission.finish_reason == "error":
+                    raise RuntimeError(emission.error)
+                if emission.finish_reason:
+                    last[emission.request_id] = emission
+        return [replace(last[request_id], token_ids=tuple(tokens[request_id])) for request_id in ids]
+
+    def run(self, prompts: list[dict], budgets, sampled: bool) -> list[dict]:
+        """Some prompts at every budget; what differs from budget 0, and the acceptance counts."""
+        records = [{"set": p["set"], "sampled": sampled, "counts": {}, "divergences": []} for p in prompts]
         for budget in budgets:
-            emission = self.engine.generate(self.request(ids, budget, sampled))
-            tokens, stats = list(emission.token_ids), emission.stats
-            assert stats.output_tokens == len(tokens)
-            plain = tokens if plain is None else plain
-            emitted = sum(length * count for length, count in stats.acceptance_histogram.items())
-            counts[budget] = (stats.decode_rounds, emitted)
-            self._compare(divergences, prompt, ids, plain, tokens, f"budget {budget}", sampled)
-        if self.reference is not None and not sampled:
-            tokens = self.transformers_greedy(ids)
-            self._compare(divergences, prompt, ids, plain, tokens, "transformers", sampled)
-        return {
-            "set": prompt["set"], "sampled": sampled, "tokens": len(plain), "counts": counts, "divergences": divergences,
-        }  # fmt: skip
+            for prompt, record, emission in zip(prompts, records, self.decode(prompts, budget, sampled), strict=True):
+                tokens, stats = list(emission.token_ids), emission.stats
+                assert stats.output_tokens == len(tokens)
+                plain = record.setdefault("plain", tokens)
+                emitted = sum(length * count for length, count in stats.acceptance_histogram.items())
+                record["counts"][budget] = (stats.decode_rounds, emitted)
+                self._compare(record["divergences"], prompt, prompt["ids"], plain, tokens, f"budget {budget}", sampled)
+        for prompt, record in zip(prompts, records, strict=True):
+            plain = record.pop("plain")
+            record["tokens"] = len(plain)
+            if self.reference is not None and not sampled:
+                tokens = self.transformers_greedy(prompt["ids"], plain, prompt["number"] < self.args.generate)
+                self._compare(record["divergences"], prompt, prompt["ids"], plain, tokens, "transformers", sampled)
+        return records
 
     def _compare(self, found, prompt, ids, plain, tokens, against, sampled):
         if tokens == plain:
@@ -146,14 +173,19 @@ class Shard:
 def work(args, index: int, results) -> None:
     try:
         shard = Shard(args)
-        for prompt in args.plan[index :: args.processes]:
-            if time.time() > args.deadline:
-                break
-            full = prompt["number"] < args.subset
+        mine = args.plan[index :: args.processes]
+        for prompt in mine:
+            prompt["ids"] = shard.render(prompt["text"])
+        groups = {full: [p for p in mine if (p["number"] < args.subset) == full] for full in (True, False)}
+        for full, members in groups.items():
             greedy = sorted({*args.budgets, *(args.more_budgets if full else ())})
-            results.put(shard.run(prompt, greedy, sampled=False))
-            if full:
-                results.put(shard.run(prompt, greedy, sampled=True))
+            for start in range(0, len(members), args.side_by_side):
+                if time.time() > args.deadline:
+                    break
+                some = members[start : start + args.side_by_side]
+                for sampled in (False, True) if full else (False,):
+                    for record in shard.run(some, greedy, sampled):
+                        results.put(record)
         results.put(None)
     except BaseException as error:
         results.put(f"shard {index}: {type(error).__name__}: {error}")
@@ -183,6 +215,9 @@ def summarise(args, records: list[dict], seconds: float) -> dict:
         "budgets": args.budgets,
         "more_budgets": args.more_budgets,
         "against_transformers": bool(args.reference),
+        "generated_by_transformers": min(args.generate, len(args.plan)) if args.reference else 0,
+        "processes": args.processes,
+        "side_by_side": args.side_by_side,
         "divergences": divergences,
         "acceptance_length": {
             name: {str(budget): round(emitted / rounds, 3) for budget, (rounds, emitted) in sorted(cells.items()) if rounds}
@@ -210,8 +245,11 @@ def main() -> int:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--side-by-side", type=int, default=8)
+    parser.add_argument("--generate", type=int, default=10)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--minutes", type=float, default=600.0, help="begin no further prompt after this long")
+    parser.add_argument("--minutes", type=float, default=600.0, help="begin no further group after this long")
+    parser.add_argument("--grace-minutes", type=float, default=1.0, help="then stop, with what has come in")
     parser.add_argument("--no-reference", dest="reference", action="store_false")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
@@ -228,7 +266,11 @@ def main() -> int:
         worker.start()
     records, running, faults = [], args.processes, []
     while running:
-        item = results.get()
+        try:
+            item = results.get(timeout=max(1.0, args.deadline + 60 * args.grace_minutes - time.time()))
+        except queue.Empty:
+            faults.append(f"{running} processes were still at work after the grace time")
+            break
         if item is None or isinstance(item, str):
             running -= 1
             faults += [item] if item else []
@@ -236,9 +278,11 @@ def main() -> int:
         records.append(item)
         if len(records) % 20 == 0:
             print(f"{len(records)} runs, {time.perf_counter() - started:.0f} s", flush=True)
+    for worker in workers:
+        worker.terminate()
     summary = summarise(args, records, time.perf_counter() - started)
     if faults:
-        summary.update(verdict="error", faults=faults)
+        summary.update(verdict="mismatch" if summary["verdict"] == "mismatch" else "unfinished", faults=faults)
     if args.out:
         args.out.write_text(json.dumps(summary, indent=1) + "\n")
     for name, row in summary["acceptance_length"].items():
