@@ -33,6 +33,13 @@ def drafted(budget="8", item_id="p", token_ids=tuple(range(40)), **changes) -> O
     """Three tokens a round, twice as fast as plain."""
     count = len(token_ids) - 1
     rounds, trimmed = -(-count // 3), -count % 3
-    base = plain(item_id, token_ids, config=budget, mode="ddtree", tree_budget=int(budget) if budget.isdigit() else 7)
-    spent = {"decode_rounds": rounds, "histogram": {3: rounds}, "trimmed_tokens": trimmed, "nodes_verified": 8 * rounds}
+    base = plain(
+        item_id, token_ids, config=budget, mode="ddtree", tree_budget=int(budget) if budget.isdigit() else 7
+    )
+    spent = {
+        "decode_rounds": rounds,
+        "histogram": {3: rounds},
+        "trimmed_tokens": trimmed,
+        "nodes_verified": 8 * rounds,
+    }
     return replace(base, **{**spent, "e2e_s": 0.5 + 0.05 * count, "itl_s": (0.15,) * rounds, **changes})

@@ -28,11 +28,17 @@ def test_honest_outputs_pass():
 
 @pytest.mark.parametrize("length", [1, 3, 4, 7, 15])
 def test_short_replies_refuse_and_ignore_eos_labels(length):
-    rows = {f"p{i}": {"0": plain(f"p{i}", range(length)), "8": drafted("8", f"p{i}", range(length))} for i in range(4)}
+    rows = {
+        f"p{i}": {"0": plain(f"p{i}", range(length)), "8": drafted("8", f"p{i}", range(length))}
+        for i in range(4)
+    }
     verdict = inspect(rows, AUDIT)
     assert kinds(verdict) == ["short"] and "4 of 4 prompts" in verdict.reasons[0].message
     assert verdict.reasons[0].plain_text == " ".join(map(str, range(length)))
-    assert "--ignore-eos" in verdict.reasons[0].remedy and verdict.reasons[0].audit == "ddtree audit toy --budgets 0,0"
+    assert (
+        "--ignore-eos" in verdict.reasons[0].remedy
+        and verdict.reasons[0].audit == "ddtree audit toy --budgets 0,0"
+    )
     forced = inspect(rows, Rules(ignore_eos=True))
     assert not forced.refused and set(forced.forced.values()) == {"short"}
 

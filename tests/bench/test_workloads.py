@@ -17,11 +17,15 @@ def test_packaged_sets_alternate_and_are_limited():
 
 def test_the_package_ships_its_sets_and_their_licences():
     root = Path(__file__).resolve().parents[2]
-    shipped = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["ddtree"]
+    shipped = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"][
+        "ddtree"
+    ]
     assert {"bench/prompts/*", "training/openers.json", "training/openers.txt"} <= set(shipped)
     notes = (FOLDER / "README.md").read_text()
     assert all(f"{name}.jsonl" in notes for name in PACKAGED)
-    assert sorted(path.stem for path in FOLDER.glob("*.jsonl")) == sorted(PACKAGED), "no set without a licence note"
+    assert sorted(path.stem for path in FOLDER.glob("*.jsonl")) == sorted(PACKAGED), (
+        "no set without a licence note"
+    )
 
 
 def test_later_turns_carry_the_reply(tmp_path):
