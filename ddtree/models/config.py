@@ -14,6 +14,7 @@ from ddtree.models.family_config import (
     HYBRID_ARCHITECTURES,
     LinearAttentionConfig,
     MoeConfig,
+    need,
     read_layer_types,
     read_linear_attention,
     read_moe,
@@ -83,18 +84,18 @@ class ModelConfig:
                 f"unknown architecture {architecture!r}; known are {', '.join(KNOWN_ARCHITECTURES)}"
             )
         _refuse_unsupported(config, architecture in HYBRID_ARCHITECTURES)
-        qwen3 = architecture != "LlamaForCausalLM"
+        qwen = architecture != "LlamaForCausalLM"
         num_layers = need(config, "num_hidden_layers")
         moe = read_moe(architecture, config, num_layers)
         all_sparse = moe is not None and not moe.dense_layers
         hidden_size, num_heads = need(config, "hidden_size"), need(config, "num_attention_heads")
         head_dim = config.get("head_dim")
         if head_dim is None:
-            # LlamaConfig derives it; Qwen3Config does not, and its models differ from the quotient.
-            head_dim = need(config, "head_dim") if qwen3 else _divide(hidden_size, num_heads)
+            # LlamaConfig derives it; Qwen's config classes do not, and their models differ from the quotient.
+            head_dim = need(config, "head_dim") if qwen else _divide(hidden_size, num_heads)
         num_kv_heads = config.get("num_key_value_heads")
         if num_kv_heads is None:
-            num_kv_heads = need(config, "num_key_value_heads") if qwen3 else num_heads
+            num_kv_heads = need(config, "num_key_value_heads") if qwen else num_heads
         return cls(
             architecture=architecture,
             vocab_size=need(config, "vocab_size"),
@@ -106,11 +107,11 @@ class ModelConfig:
             head_dim=head_dim,
             rms_norm_eps=need(config, "rms_norm_eps"),
             max_position_embeddings=need(config, "max_position_embeddings"),
-            rope=RopeConfig.from_hf(config, default_theta=None if qwen3 else _LLAMA_THETA),
+            rope=RopeConfig.from_hf(config, default_theta=None if qwen else _LLAMA_THETA),
             tie_word_embeddings=config.get("tie_word_embeddings", False),
-            qk_norm=qwen3,
+            qk_norm=qwen,
             attention_bias=config.get("attention_bias", False),
-            mlp_bias=not qwen3 and config.get("mlp_bias", False),
+            mlp_bias=not qwen and config.get("mlp_bias", False),
             layer_types=read_layer_types(architecture, config, num_layers),
             linear_attention=read_linear_attention(architecture, config),
             moe=moe,
@@ -149,13 +150,6 @@ class ModelConfig:
             attention_bias="blk.0.attn_q.bias" in reader.tensors,
             mlp_bias="blk.0.ffn_gate.bias" in reader.tensors,
         )
-
-
-def need(config: Mapping[str, Any], key: str) -> Any:
-    """The value of `key`, or a ValueError that names it."""
-    if config.get(key) is None:
-        raise ValueError(f"{key} is missing from config.json; it cannot be guessed")
-    return config[key]
 
 
 def _divide(hidden_size: int, num_heads: int) -> int:

@@ -100,7 +100,9 @@ def text_part(config: Mapping[str, Any]) -> tuple[str | None, Mapping[str, Any]]
             if outer.get(key) is not None:
                 config[key] = outer[key]
     elif declared in _MULTIMODAL:
-        raise ValueError(f"text_config is missing from config.json; {declared} keeps its language model there")
+        raise ValueError(
+            f"text_config is missing from config.json; {declared} keeps its language model there"
+        )
     if architecture not in HYBRID_ARCHITECTURES:
         return architecture, config
     _refuse_unimplemented(config)
@@ -128,11 +130,11 @@ def read_linear_attention(architecture: str, config: Mapping[str, Any]) -> Linea
     if architecture not in HYBRID_ARCHITECTURES:
         return None
     return LinearAttentionConfig(
-        num_key_heads=_need(config, "linear_num_key_heads"),
-        num_value_heads=_need(config, "linear_num_value_heads"),
-        key_dim=_need(config, "linear_key_head_dim"),
-        value_dim=_need(config, "linear_value_head_dim"),
-        conv_width=_need(config, "linear_conv_kernel_dim"),
+        num_key_heads=need(config, "linear_num_key_heads"),
+        num_value_heads=need(config, "linear_num_value_heads"),
+        key_dim=need(config, "linear_key_head_dim"),
+        value_dim=need(config, "linear_value_head_dim"),
+        conv_width=need(config, "linear_conv_kernel_dim"),
     )
 
 
@@ -140,28 +142,26 @@ def read_moe(architecture: str, config: Mapping[str, Any], num_layers: int) -> M
     """The experts; None for a dense architecture."""
     if architecture not in _MOE_ARCHITECTURES:
         return None
-    # transformers 5 writes num_experts of qwen3_moe under its newer name.
-    key = "num_local_experts" if config.get("num_experts") is None else "num_experts"
-    num_experts = _need(config, key if config.get(key) is not None else "num_experts")
+    # transformers 5 writes qwen3_moe's under its newer name.
+    num_experts = config.get("num_local_experts") or need(config, "num_experts")
     normalise = config.get("norm_topk_prob", _NORM_TOPK_PROB[architecture])
     if architecture == "Qwen3_5MoeForCausalLM" and not normalise:
         raise ValueError(f"norm_topk_prob={normalise!r} is not supported: {architecture} always normalises")
     step, dense = config.get("decoder_sparse_step") or 1, config.get("mlp_only_layers") or ()
     return MoeConfig(
         num_experts=num_experts,
-        experts_per_token=_need(config, "num_experts_per_tok"),
-        intermediate_size=_need(config, "moe_intermediate_size"),
+        experts_per_token=need(config, "num_experts_per_tok"),
+        intermediate_size=need(config, "moe_intermediate_size"),
         shared_intermediate_size=(
-            _need(config, "shared_expert_intermediate_size") if architecture in _SHARED_EXPERT else None
+            need(config, "shared_expert_intermediate_size") if architecture in _SHARED_EXPERT else None
         ),
         normalise_weights=bool(normalise),
-        dense_layers=frozenset(
-            layer for layer in range(num_layers) if layer in dense or (layer + 1) % step
-        ),
+        dense_layers=frozenset(layer for layer in range(num_layers) if layer in dense or (layer + 1) % step),
     )
 
 
-def _need(config: Mapping[str, Any], key: str) -> Any:
+def need(config: Mapping[str, Any], key: str) -> Any:
+    """The value of `key`, or a ValueError that names it."""
     if config.get(key) is None:
         raise ValueError(f"{key} is missing from config.json; it cannot be guessed")
     return config[key]

@@ -62,7 +62,9 @@ def leave_aside(source: TensorSource, architecture: str) -> TensorSource:
     for prefix, meaning in rules.items():
         count = sum(name.startswith(prefix) for name in source.shapes)
         if count:
-            logger.info("%s: %d tensors %s* left aside: %s is not served", source.name, count, prefix, meaning)
+            logger.info(
+                "%s: %d tensors %s* left aside: %s is not served", source.name, count, prefix, meaning
+            )
     aside = tuple(rules)
     kept = {name: shape for name, shape in source.shapes.items() if not name.startswith(aside)}
     return source if len(kept) == len(source.shapes) else _PartOf(source, kept)

@@ -176,7 +176,9 @@ def target_shapes() -> dict[str, tuple[int, ...]]:
     shapes |= {f"{inside}.norm.weight": (WIDTH,)}
     shapes |= {f"model.visual.{name}": shape for name, shape in vision_tower().items()}
     shapes |= {f"mtp.layers.0.{name}": shape for name, shape in text_layer("full_attention").items()}
-    shapes |= {f"mtp.{name}.weight": (WIDTH,) for name in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")}
+    shapes |= {
+        f"mtp.{name}.weight": (WIDTH,) for name in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")
+    }
     return shapes | {"mtp.fc.weight": (WIDTH, 2 * WIDTH)}
 
 
@@ -208,7 +210,9 @@ def write_checkpoint(folder: Path, config: dict, shapes: dict[str, tuple[int, ..
     size = -(-len(names) // num_shards)
     weight_map = {}
     for shard in range(num_shards):
-        file = f"model-{shard + 1:05}-of-{num_shards:05}.safetensors" if num_shards > 1 else "model.safetensors"
+        file = (
+            f"model-{shard + 1:05}-of-{num_shards:05}.safetensors" if num_shards > 1 else "model.safetensors"
+        )
         own = names[shard * size : (shard + 1) * size]
         weight_map |= dict.fromkeys(own, file)
         save_file({name: random_tensor(name, shapes[name]) for name in own}, folder / file)

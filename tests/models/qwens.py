@@ -95,7 +95,8 @@ class PeekingDrafter(Drafter):
         return super()._candidates(sequence, logits)
 
 
-def engine_around(model, drafter: Drafter) -> Engine:
+def engine_around(model, drafter: Drafter, max_running: int = 1) -> Engine:
     """An engine that prefills in chunks of 64."""
     target = Target(model, drafter.model.config.target_layer_ids)
-    return Engine(target, drafter, EngineConfig(max_context=512, prefill_chunk=64), model.config.vocab_size)
+    config = EngineConfig(max_context=512, prefill_chunk=64, max_running=max_running)
+    return Engine(target, drafter, config, model.config.vocab_size)

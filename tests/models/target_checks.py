@@ -17,16 +17,13 @@ from tests.models.tiny import feed, greedy, path_to, random_ids, random_parents,
 
 AGAINST_TRANSFORMERS = 1e-4
 AGAINST_ITSELF = 2e-5
-BUDGETS = (1, 7, 16, 64, 256)
 NOTHING = torch.zeros(0, dtype=torch.int64)
 
 
 def generated(engine, prompt, budget: int, temperature: float = 0.0, max_tokens: int = 32, **options):
     """What the engine writes after `prompt` [T]."""
     sampling = SamplingParams(temperature=temperature)
-    request = Request(
-        tuple(prompt.tolist()), max_tokens, sampling, seed=7, tree_budget=budget, **options
-    )
+    request = Request(tuple(prompt.tolist()), max_tokens, sampling, seed=7, tree_budget=budget, **options)
     return engine.generate(request)
 
 
@@ -36,6 +33,7 @@ class TargetChecks:
     FAMILY: str
     CONFIG_CLASS: str
     CHANGES: dict
+    BUDGETS = (1, 7, 16, 64, 256)
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -105,7 +103,7 @@ class TargetChecks:
         honest, peeking = Drafter(drafter, ours), PeekingDrafter(drafter, ours)
         plain = generated(engine_around(ours, honest), prompt, 0, temperature).token_ids
         peeking.script = (*prompt.tolist(), *plain)
-        for budget in BUDGETS:
+        for budget in self.BUDGETS:
             for each in (honest, peeking):
                 written = generated(engine_around(ours, each), prompt, budget, temperature)
                 assert written.token_ids == plain, f"budget {budget}, {type(each).__name__}"

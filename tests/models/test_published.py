@@ -95,7 +95,11 @@ INSIDE = "model.language_model.layers"
         (f"{INSIDE}.40.linear_attn.in_proj_qkvz.weight", (4, 4), "the model has no such tensor"),
         (f"{INSIDE}.64.input_layernorm.weight", (40,), "the model has no such tensor"),
         ("model.audio.proj.weight", (4, 4), "the model has no such tensor"),
-        (f"{INSIDE}.40.linear_attn.conv1d.weight", (80, 4), r"expected \[80, 1, 4\], checkpoint has \[80, 4\]"),
+        (
+            f"{INSIDE}.40.linear_attn.conv1d.weight",
+            (80, 4),
+            r"expected \[80, 1, 4\], checkpoint has \[80, 4\]",
+        ),
     ],
 )
 def test_a_tensor_that_does_not_fit_is_named(target, tmp_path, name, shape, message):
@@ -104,13 +108,17 @@ def test_a_tensor_that_does_not_fit_is_named(target, tmp_path, name, shape, mess
         if shape is not None:
             tensors[name] = torch.zeros(shape)
 
-    shard = json.loads((target / "model.safetensors.index.json").read_text())["weight_map"][f"{INSIDE}.40.mlp.up_proj.weight"]
+    shard = json.loads((target / "model.safetensors.index.json").read_text())["weight_map"][
+        f"{INSIDE}.40.mlp.up_proj.weight"
+    ]
     folder = variant(target, tmp_path / "edited", edit=edit, shard=shard)
     with pytest.raises(ValueError, match=f"^{name}: .*{message}"):
         load_target(folder, "cpu", torch.bfloat16)
 
 
-@pytest.mark.parametrize("name, gone", [("layers.4.self_attn.q_norm.weight", True), ("layers.5.norm.weight", False)])
+@pytest.mark.parametrize(
+    "name, gone", [("layers.4.self_attn.q_norm.weight", True), ("layers.5.norm.weight", False)]
+)
 def test_a_drafter_tensor_that_does_not_fit_is_named(drafter, target, tmp_path, name, gone):
     def edit(tensors):
         if gone:
@@ -149,14 +157,20 @@ def test_the_outer_config_says_whether_the_head_is_tied():
         (text_config(mamba_ssm_dtype="bfloat16"), "mamba_ssm_dtype='bfloat16' is not supported"),
         (text_config(hidden_act="gelu"), "hidden_act='gelu' is not supported"),
         (text_config(layer_types=["linear_attention"]), "layer_types has 1 entries for num_hidden_layers 64"),
-        (text_config(layer_types=["sliding_attention"] * 64), "layer_types='sliding_attention' is not supported"),
+        (
+            text_config(layer_types=["sliding_attention"] * 64),
+            "layer_types='sliding_attention' is not supported",
+        ),
         (text_config(linear_num_value_heads=5), "linear_num_value_heads 5 is not a multiple of"),
         (text_config(linear_conv_kernel_dim=1), "linear_conv_kernel_dim must be >= 2, got 1"),
         (text_config(linear_key_head_dim="absent"), "linear_key_head_dim is missing"),
         (text_config(head_dim="absent"), "head_dim is missing"),
         (text_config(rope_parameters="absent"), "rope_theta is missing"),
         ({**fake.CONFIG, "quantization_config": {"quant_method": "fp8"}}, "quantization_config=.*fp8"),
-        ({key: value for key, value in fake.CONFIG.items() if key != "text_config"}, "text_config is missing"),
+        (
+            {key: value for key, value in fake.CONFIG.items() if key != "text_config"},
+            "text_config is missing",
+        ),
         ({**fake.CONFIG, "architectures": ["Qwen2_5OmniModel"]}, "unknown architecture 'Qwen2_5OmniModel'"),
     ],
 )
@@ -165,7 +179,12 @@ def test_refuses_what_it_would_have_to_guess(config, message):
         ModelConfig.from_hf(config)
 
 
-EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 8}
+EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 8,
+    "shared_expert_intermediate_size": 8,
+}
 
 
 @pytest.mark.parametrize(

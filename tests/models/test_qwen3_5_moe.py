@@ -40,7 +40,9 @@ def fuse_experts(tensors: dict[str, torch.Tensor], num_experts: int) -> None:
 
 def test_fused_experts_inside_a_multimodal_file_are_the_same_model(folder, tmp_path_factory):
     """As published: 3-D experts under model.language_model., the text config inside the multimodal one."""
-    expected = feed(model := load_target(folder, "cpu", torch.float32), model.new_cache(), prompt := random_ids(20))[0]
+    expected = feed(
+        model := load_target(folder, "cpu", torch.float32), model.new_cache(), prompt := random_ids(20)
+    )[0]
     tensors = load_file(folder / "model.safetensors")
     fuse_experts(tensors, CHANGES["num_experts"])
     renamed = {name.replace("model.", "model.language_model.", 1): tensor for name, tensor in tensors.items()}

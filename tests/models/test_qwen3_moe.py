@@ -1,8 +1,12 @@
 """Qwen3-MoE: against transformers and itself, weights of the chosen experts normalised and not."""
 
+import torch
+
 from ddtree.caches.kv import KVCache
-from tests.models.qwens import EXPERTS
-from tests.models.target_checks import TargetChecks
+from tests.closeness import assert_close
+from tests.models.qwens import EXPERTS, reference
+from tests.models.target_checks import AGAINST_TRANSFORMERS, TargetChecks
+from tests.models.tiny import feed, random_ids, saved_and_loaded
 
 CHANGES = {
     **EXPERTS,
@@ -22,9 +26,12 @@ class TestQwen3Moe(TargetChecks):
         assert {type(cache) for cache in ours.new_cache().layers} == {KVCache}
 
 
-class TestWeightsAsTheyAre(TargetChecks):
-    FAMILY, CONFIG_CLASS = "Qwen3Moe", "Qwen3MoeConfig"
-    CHANGES = {**CHANGES, "decoder_sparse_step": 2, "attention_bias": True}
-
-    def test_the_layers_are_those_of_the_config(self, models):
-        assert [type(layer.mlp).__name__ for layer in models[1].layers] == ["MLP", "MoE", "MLP"]
+def test_weights_as_they_are_dense_layers_between_and_biases(tmp_path):
+    changes = {**CHANGES, "norm_topk_prob": False, "decoder_sparse_step": 2, "attention_bias": True}
+    theirs = reference("Qwen3Moe", "Qwen3MoeConfig", **changes)
+    ours = saved_and_loaded(theirs, tmp_path)
+    assert [type(layer.mlp).__name__ for layer in ours.layers] == ["MLP", "MoE", "MLP"]
+    prompt = random_ids(70)
+    with torch.inference_mode():
+        expected = theirs(prompt[None]).logits[0]
+    assert_close("logits", feed(ours, ours.new_cache(), prompt)[0], expected, AGAINST_TRANSFORMERS)
