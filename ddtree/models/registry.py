@@ -33,7 +33,7 @@ TARGETS: dict[str, type[Llama]] = {
 
 def load_target(path: str | Path, device: torch.device | str, dtype: torch.dtype) -> TargetModel:
     """Load the target in `path`: a folder with config.json and safetensors, a folder with exactly one .gguf file, or
-    a .gguf file. Parameters are on `device` in `dtype`, without gradients.
+    a .gguf file. Parameters are on `device` in `dtype`, but for those that a family keeps in fp32; without gradients.
 
     FileNotFoundError when there is no such path; ValueError, naming the file and what to do, for everything that is
     wrong with its content.

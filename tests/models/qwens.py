@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from ddtree.engine.config import EngineConfig
 from ddtree.engine.drafter import Drafter
@@ -72,6 +75,19 @@ def drafter_for(config, vocab_size: int = VOCAB, block_size: int = 6) -> DFlash:
     for name, tensor in drafter.checkpoint_tensors():
         tensor.normal_(1.0 if "norm" in name else 0.0, 0.2)
     return drafter.eval()
+
+
+def save_inside_multimodal(folder, published, architecture: str, edit=lambda tensors: None):
+    """The text checkpoint in `folder` as a multimodal one publishes it, in `published`, after `edit(tensors)`."""
+    tensors = load_file(folder / "model.safetensors")
+    edit(tensors)
+    renamed = {name.replace("model.", "model.language_model.", 1): tensor for name, tensor in tensors.items()}
+    save_file(renamed, published / "model.safetensors")
+    text = json.loads((folder / "config.json").read_text())
+    del text["architectures"]
+    outer = {"architectures": [architecture], "text_config": text}
+    (published / "config.json").write_text(json.dumps(outer))
+    return published
 
 
 class PeekingDrafter(Drafter):

@@ -13,8 +13,8 @@ from ddtree.models import stack
 from ddtree.models.qwen3_5 import Qwen3_5
 from ddtree.models.registry import load_target
 from tests.closeness import assert_close
-from tests.models.qwens import LINEAR, engine_around
-from tests.models.target_checks import TargetChecks, generated
+from tests.models.qwens import LINEAR, engine_around, reference, save_inside_multimodal
+from tests.models.target_checks import AGAINST_TRANSFORMERS, TargetChecks, generated
 from tests.models.tiny import feed, path_to, random_ids, random_parents, run
 
 CHANGES = {**LINEAR, "intermediate_size": 40}
@@ -129,3 +129,31 @@ class TestQwen3_5(TargetChecks):
             rounded = copy.deepcopy(theirs).bfloat16()(prompt[None]).logits[0].float()
         error = (feed(low, low.new_cache(), prompt)[0].float() - exact).norm()
         assert error < 1.25 * (rounded - exact).norm()
+
+
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e7,
+    "partial_rotary_factor": 0.5,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "mrope_section": [2, 1, 1],
+    "mrope_interleaved": True,
+}
+
+
+@pytest.mark.parametrize(
+    "changes", [{"rope_parameters": YARN}, {"attention_bias": True}, {"tie_word_embeddings": True}]
+)
+def test_variants_equal_transformers_also_inside_a_multimodal_file(changes, tmp_path, tmp_path_factory):
+    theirs = reference("Qwen3_5", "Qwen3_5TextConfig", **{**CHANGES, **changes})
+    theirs.save_pretrained(tmp_path)
+    published = save_inside_multimodal(
+        tmp_path, tmp_path_factory.mktemp("published"), "Qwen3_5ForConditionalGeneration"
+    )
+    prompt = random_ids(130)
+    with torch.inference_mode():
+        expected = theirs(prompt[None]).logits[0]
+    for folder in (tmp_path, published):
+        ours = load_target(folder, "cpu", torch.float32)
+        assert_close("logits", feed(ours, ours.new_cache(), prompt)[0], expected, AGAINST_TRANSFORMERS)

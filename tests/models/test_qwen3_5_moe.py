@@ -1,13 +1,12 @@
 """Qwen3.5 with experts: against transformers and itself; experts stored one by one and fused."""
 
-import json
-
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from ddtree.models.registry import load_target
-from tests.models.qwens import EXPERTS, LINEAR, reference
+from ddtree.models.weights import SafetensorsSource
+from tests.models.qwens import EXPERTS, LINEAR, reference, save_inside_multimodal
 from tests.models.target_checks import TargetChecks
 from tests.models.tiny import feed, random_ids
 
@@ -25,12 +24,12 @@ def folder(tmp_path):
     return tmp_path
 
 
-def fuse_experts(tensors: dict[str, torch.Tensor], num_experts: int) -> None:
+def fuse_experts(tensors: dict[str, torch.Tensor]) -> None:
     """Replace experts.{i}.*_proj.weight by the 3-D experts.gate_up_proj and experts.down_proj."""
     marker = ".experts.0.gate_proj.weight"
     for prefix in [name.removesuffix(marker) for name in tensors if name.endswith(marker)]:
         parts = {
-            kind: [tensors.pop(f"{prefix}.experts.{i}.{kind}.weight") for i in range(num_experts)]
+            kind: [tensors.pop(f"{prefix}.experts.{i}.{kind}.weight") for i in range(CHANGES["num_experts"])]
             for kind in ("gate_proj", "up_proj", "down_proj")
         }
         pairs = zip(parts["gate_proj"], parts["up_proj"], strict=True)
@@ -40,21 +39,13 @@ def fuse_experts(tensors: dict[str, torch.Tensor], num_experts: int) -> None:
 
 def test_fused_experts_inside_a_multimodal_file_are_the_same_model(folder, tmp_path_factory):
     """As published: 3-D experts under model.language_model., the text config inside the multimodal one."""
-    expected = feed(
-        model := load_target(folder, "cpu", torch.float32), model.new_cache(), prompt := random_ids(20)
-    )[0]
-    tensors = load_file(folder / "model.safetensors")
-    fuse_experts(tensors, CHANGES["num_experts"])
-    renamed = {name.replace("model.", "model.language_model.", 1): tensor for name, tensor in tensors.items()}
-    assert "model.language_model.layers.0.mlp.experts.gate_up_proj" in renamed
-    text = json.loads((folder / "config.json").read_text())
-    del text["architectures"]
-    published = tmp_path_factory.mktemp("published")
-    save_file(renamed, published / "model.safetensors")
-    outer = {"architectures": ["Qwen3_5MoeForConditionalGeneration"], "text_config": text}
-    (published / "config.json").write_text(json.dumps(outer))
-    fused = load_target(published, "cpu", torch.float32)
-    assert torch.equal(feed(fused, fused.new_cache(), prompt)[0], expected)
+    published = save_inside_multimodal(
+        folder, tmp_path_factory.mktemp("published"), "Qwen3_5MoeForConditionalGeneration", fuse_experts
+    )
+    assert "model.language_model.layers.0.mlp.experts.gate_up_proj" in SafetensorsSource(published).shapes
+    apart, fused = (load_target(path, "cpu", torch.float32) for path in (folder, published))
+    prompt = random_ids(20)
+    assert torch.equal(feed(fused, fused.new_cache(), prompt)[0], feed(apart, apart.new_cache(), prompt)[0])
 
 
 @pytest.mark.parametrize("missing", ["experts.3.up_proj.weight", "shared_expert_gate.weight", "gate.weight"])
