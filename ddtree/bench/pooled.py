@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ddtree.bench.output import PLAIN, Output
+from ddtree.bench.output import CHAIN, PLAIN, Output
 
 DRAWS = 2000
 LEVEL = 95
@@ -25,7 +25,15 @@ def summarise(outputs: Sequence[Output], seed: int = 0) -> dict[str, dict]:
     plain = table[PLAIN]
     draws = _draws(len(plain), len(next(iter(plain.values()))), seed)
     base = _matrix(plain, list(plain))
-    return {config: _summary(rows, _matrix(rows, list(plain)), base, draws) for config, rows in table.items()}
+    order = sorted(table, key=config_order)
+    return {
+        config: _summary(table[config], _matrix(table[config], list(plain)), base, draws) for config in order
+    }
+
+
+def config_order(config: str) -> tuple[int, int]:
+    """Plain first, then the chain, then trees by budget."""
+    return (0 if config == PLAIN else 1 if config == CHAIN else 2, int(config) if config.isdigit() else 0)
 
 
 def quantiles(values: Sequence[float]) -> dict | None:

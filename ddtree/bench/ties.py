@@ -40,8 +40,8 @@ def near_tie(model, request: Request, before: tuple[int, ...], tokens: tuple[int
     `before` is the prompt and the answer up to the difference. In logits, or scaled logits above temperature 0.
     """
     rows = [_scores(model, request, before, apart) for apart in (0, *LAST_ROWS) if apart < len(before)]
-    noise = max((float((row - rows[0]).abs().max()) for row, _ in rows[1:]), default=0.0)
     scores, margin = rows[0]
+    noise = max((float((row - scores).abs().max()) for row, _ in rows[1:]), default=0.0)
     bound = max(FLOOR, 2 * noise)
     if request.sampling.greedy:
         # Both tokens must be within reach, not just any two.

@@ -1,4 +1,4 @@
-"""ddtree: serve, generate, chat, fetch, train. Each command imports its room when called, so that --help is instant."""
+"""ddtree: serve, generate, chat, fetch, bench, train. Each command imports its room when called, so that --help is instant."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import sys
 from collections.abc import Callable, Sequence
 
 from ddtree import __version__
+from ddtree.cli.bench import add_bench
 from ddtree.cli.flags import add_model, add_sampling, whole
 
 LATER = {
-    "bench": "measure tokens per second, plain and with trees",
     "audit": "prove the output lossless, token by token",
     "doctor": "check the machine, the model and the drafter",
 }
@@ -45,6 +45,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_generate(commands.add_parser("generate", help="answer one prompt"))
     _add_chat(commands.add_parser("chat", help="talk to a model in the terminal"))
     _add_fetch(commands.add_parser("fetch", help="download an embedded model into the cache"))
+    add_bench(commands.add_parser("bench", help="measure tokens per second, plain and with trees"))
     commands.add_parser("train", help="train a drafter (see ddtree train --help)", add_help=False)
     for name, about in LATER.items():
         later = commands.add_parser(name, help=f"{about} (a later version)")

@@ -1,0 +1,136 @@
+"""ddtree bench: tokens per second, plain and with trees, or the reason why there is no number."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from pathlib import Path
+
+from ddtree.cli.flags import temperature, whole
+
+DEFAULT_BUDGETS = "0,chain,4,8,16,32,64"
+DEFAULT_PROMPTS = "humaneval,gsm8k,math500,mt-bench"
+REFUSED = 1  # exit status
+WIDTH = 120  # columns of the table
+
+
+def add_bench(parser: argparse.ArgumentParser) -> None:
+    """The flags of the command. Nothing heavy is imported for --help."""
+    parser.add_argument(
+        "model", nargs="?", default="smollm2", metavar="MODEL", help="as for serve (default: smollm2)"
+    )
+    parser.add_argument(
+        "--drafter", help='the same forms; "none" for plain decoding (default: the model\'s own)'
+    )
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
+    parser.add_argument(
+        "--dtype", default="auto", choices=("auto", "float32", "bfloat16"), help="(default: auto)"
+    )
+    parser.add_argument("--max-context", type=whole(2), metavar="N", help="(default: the model's own limit)")
+    parser.add_argument(
+        "--budgets",
+        type=budgets,
+        default=budgets(DEFAULT_BUDGETS),
+        metavar="N,N,...",
+        help=f'tree budgets; "chain" is one branch; 0, plain decoding, is always in (default: {DEFAULT_BUDGETS})',
+    )
+    parser.add_argument(
+        "--prompts",
+        default=DEFAULT_PROMPTS,
+        metavar="SETS",
+        help=f"names or JSONL files (default: {DEFAULT_PROMPTS})",
+    )
+    parser.add_argument(
+        "--limit", type=whole(1), default=12, metavar="N", help="prompts, of all sets (default: 12)"
+    )
+    parser.add_argument("--max-tokens", type=whole(1), default=128, metavar="N", help="(default: 128)")
+    parser.add_argument("--repeats", type=whole(1), default=3, metavar="N", help="timed passes (default: 3)")
+    parser.add_argument(
+        "--temperature", type=temperature, default=0.0, metavar="T", help="0 is greedy (default: 0)"
+    )
+    parser.add_argument("--seed", type=whole(0), default=0, help="for temperatures above 0 (default: 0)")
+    parser.add_argument("--thinking", choices=("on", "off"), help="(default: the template's own)")
+    parser.add_argument(
+        "--ignore-eos", action="store_true", help="force every reply to --max-tokens; labelled as such"
+    )
+    parser.add_argument("--plot", type=Path, metavar="DIR", help="write bench.png and bench.html there")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the JSON result there too")
+    parser.set_defaults(run=_run)
+
+
+def budgets(text: str) -> tuple[str, ...]:
+    """An argparse type: "0,chain,16" -> configurations, plain first, each once."""
+    names = [part.strip() for part in text.split(",") if part.strip()]
+    for name in names:
+        if name != "chain":
+            whole(0)(name)
+    return tuple(dict.fromkeys(["0", *(name if name == "chain" else str(int(name)) for name in names)]))
+
+
+def _run(args: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from ddtree.bench.report import show
+
+    result = _offline(args)
+    if args.out:
+        args.out.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    console = Console(highlight=False)
+    console.width = max(console.width, WIDTH)  # a table broken to 80 columns cannot be read
+    show(result, console)
+    return REFUSED if result["refused"] else 0
+
+
+def _offline(args: argparse.Namespace) -> dict:
+    from ddtree.bench.offline import Offline, Settings, Text
+    from ddtree.bench.run import Facts, run_offline
+    from ddtree.bench.workloads import load_prompts
+    from ddtree.cli.loaded import find, load
+    from ddtree.sampling.params import SamplingParams
+    from ddtree.text import knows_thinking
+
+    prompts = load_prompts(args.prompts, args.limit)
+    source, tokenizer = find(args)
+    engine = load(args, source)
+    configs = args.budgets if engine.has_drafter else tuple(name for name in args.budgets if name != "chain")
+    thinking = None if args.thinking is None else args.thinking == "on"
+    settings = Settings(
+        configs=configs,
+        max_tokens=args.max_tokens,
+        sampling=SamplingParams(temperature=args.temperature),
+        seed=args.seed,
+        ignore_eos=args.ignore_eos,
+        thinking=thinking,
+        repeats=args.repeats,
+    )
+    switch = args.thinking or "as the template has it"
+    facts = Facts(
+        model=source.served_name,
+        drafter=source.drafter.name if source.drafter else None,
+        thinking=switch if knows_thinking(tokenizer.chat_template) else "unknown to the template",
+        command=command_line(),
+        audit=lambda config, item_id: audit_command(args, config),
+    )
+    return run_offline(Offline(engine, Text(tokenizer, thinking), settings), prompts, facts, say)
+
+
+def audit_command(args: argparse.Namespace, config: str) -> str:
+    """What would find the cause of a fault that one configuration shows."""
+    named = [name for name in (config, *args.budgets) if name not in ("0", "chain")]
+    parts = ["ddtree", "audit", args.model, "--budgets", ",".join(["0", *named[:1]])]
+    parts += ["--max-tokens", str(args.max_tokens), "--limit", str(args.limit), "--prompts", args.prompts]
+    for flag, value in (("--drafter", args.drafter), ("--dtype", args.dtype), ("--device", args.device)):
+        parts += [flag, value] if value not in (None, "auto") else []
+    return shlex.join(parts)
+
+
+def command_line() -> str:
+    """As the user typed it, without the machine's own paths."""
+    return shlex.join(["ddtree", *sys.argv[1:]])
+
+
+def say(line: str) -> None:
+    """Progress, out of the way of the result."""
+    print(line, file=sys.stderr, flush=True)

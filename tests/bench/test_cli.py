@@ -1,0 +1,74 @@
+"""The command over scripted actors: exit statuses, the last line, and what the audit would be asked."""
+
+import json
+from argparse import Namespace
+
+import pytest
+
+from ddtree.cli import bench
+from ddtree.cli.main import main
+from tests.bench.fakes import Letters
+from tests.cli.stubs import SOURCE
+from tests.scripted import scripted_engine
+from tests.server.fakes import ByteTokenizer
+
+
+@pytest.fixture
+def command(monkeypatch, capsys, tmp_path):
+    import ddtree.bench.offline
+    import ddtree.cli.loaded
+
+    monkeypatch.setattr(ddtree.cli.loaded, "find", lambda args: (SOURCE, ByteTokenizer()))
+    monkeypatch.setattr(ddtree.cli.loaded, "load", lambda args, source: scripted_engine(0.7))
+    monkeypatch.setattr(ddtree.bench.offline, "Text", lambda tokenizer, thinking: Letters())
+    file = tmp_path / "mine.jsonl"
+    file.write_text("".join(json.dumps({"id": f"m{i}", "turns": [f"say {i}"]}) + "\n" for i in range(3)))
+
+    def run(*argv):
+        code = main(["bench", "toy", "--prompts", str(file), "--max-tokens", "20", "--repeats", "2", *argv])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+def test_a_run_ends_with_json_and_writes_it(command, tmp_path):
+    code, out, err = command("--ignore-eos", "--budgets", "chain,8", "--out", str(tmp_path / "r.json"))
+    assert code == 0 and "pass 2 of 2" in err
+    last = json.loads(out.splitlines()[-1])
+    assert list(last["configs"]) == ["0", "chain", "8"] and last["drafter"] == "toy-dflash"
+    assert json.loads((tmp_path / "r.json").read_text()) == last
+
+
+def test_a_refusal_is_status_1(command):
+    code, out, _ = command("--budgets", "8")
+    last = json.loads(out.splitlines()[-1])
+    assert code == 1 and last["refused"] is True and last["reasons"]
+    assert "ddtree audit toy --budgets 0,8 --max-tokens 20" in out
+
+
+def test_budgets():
+    assert bench.budgets("16, 4,chain,016") == ("0", "16", "4", "chain")
+    with pytest.raises(SystemExit):
+        main(["bench", "--budgets", "4,x"])
+
+
+def test_the_audit_command_carries_the_flags():
+    args = Namespace(
+        model="m",
+        budgets=("0", "chain", "8"),
+        max_tokens=9,
+        limit=2,
+        prompts="gsm8k",
+        drafter="d",
+        dtype="auto",
+        device="cpu",
+    )
+    line = "ddtree audit m --budgets 0,{} --max-tokens 9 --limit 2 --prompts gsm8k --drafter d --device cpu"
+    assert bench.audit_command(args, "4") == line.format(4)
+    assert bench.audit_command(args, "0") == line.format(8)
+
+
+def test_prompts_that_are_not_there(command):
+    code, _, err = command("--prompts", "nowhere.jsonl")
+    assert code == 2 and "nowhere.jsonl" in err and "humaneval" in err
