@@ -47,7 +47,10 @@ def show_table(result: dict, console: Console) -> None:
     """One row per configuration, and under it what the numbers depend on."""
     served = "throughput_tokens_per_s" in next(iter(result["configs"].values()))
     table = Table(
-        title=_title(result), title_justify="left", caption=_caption(result), caption_justify="left"
+        title=run_title(result),
+        title_justify="left",
+        caption="; ".join(describe_run(result)),
+        caption_justify="left",
     )
     heads = ["budget", "tokens/s", "speedup", "95 %", "accept", "TTFT ms", "TPOT ms", "ITL ms"]
     for head in [
@@ -96,14 +99,16 @@ def notes(result: dict) -> list[str]:
     return found
 
 
-def _title(result: dict) -> str:
+def run_title(result: dict) -> str:
+    """What ran where."""
     drafter = f"drafter {result['drafter']}" if result["drafter"] else "no drafter"
     return f"{result['model']}, {drafter}, {result['dtype'] or 'dtype unknown'}, {result['device'] or 'device unknown'}"
 
 
-def _caption(result: dict) -> str:
+def describe_run(result: dict) -> list[str]:
+    """What was measured, in a few phrases."""
     prompt, output = result["prompt_tokens"], result["output_tokens"]
-    parts = [
+    return [
         f"{result['timed_items']} prompts x {result['repeats']} passes in turn",
         f"prompt {prompt['median']:g} and output {output['median']:g} tokens (medians)",
         f"max_tokens {result['max_tokens']}",
@@ -113,7 +118,6 @@ def _caption(result: dict) -> str:
         f"concurrency {result['concurrency']}",
         "speeds are pooled, tokens after the first over their time; accept = tokens per round, bonus included",
     ]
-    return "; ".join(parts)
 
 
 def _kinds(marked: dict[str, str]) -> str:

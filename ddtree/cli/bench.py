@@ -57,6 +57,13 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--plot", type=Path, metavar="DIR", help="write bench.png and bench.html there")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the JSON result there too")
+    parser.add_argument(
+        "--compare",
+        nargs=2,
+        type=Path,
+        metavar=("A", "B"),
+        help="measure nothing: compare two results of --out",
+    )
     parser.set_defaults(run=_run)
 
 
@@ -74,13 +81,28 @@ def _run(args: argparse.Namespace) -> int:
 
     from ddtree.bench.report import show
 
+    console = Console(highlight=False)
+    console.width = max(console.width, WIDTH)  # a table broken to 80 columns cannot be read
+    if args.compare:
+        return _compare(args, console)
     result = _offline(args)
     if args.out:
         args.out.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    console = Console(highlight=False)
-    console.width = max(console.width, WIDTH)  # a table broken to 80 columns cannot be read
+    if args.plot and not result["refused"]:
+        from ddtree.bench.plot import write_plots
+
+        for path in write_plots(result, args.plot):
+            say(f"wrote {path}")
     show(result, console)
     return REFUSED if result["refused"] else 0
+
+
+def _compare(args: argparse.Namespace, console) -> int:
+    from ddtree.bench.compare import compare, read_result, show_comparison
+
+    before, after = (read_result(path) for path in args.compare)
+    show_comparison(compare(before, after), tuple(path.name for path in args.compare), console)
+    return 0
 
 
 def _offline(args: argparse.Namespace) -> dict:

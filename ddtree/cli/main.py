@@ -12,7 +12,6 @@ from ddtree.cli.bench import add_bench
 from ddtree.cli.flags import add_model, add_sampling, whole
 
 LATER = {
-    "audit": "prove the output lossless, token by token",
     "doctor": "check the machine, the model and the drafter",
 }
 INTERRUPTED = 130  # what a shell reports for Ctrl-C
@@ -47,6 +46,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_fetch(commands.add_parser("fetch", help="download an embedded model into the cache"))
     add_bench(commands.add_parser("bench", help="measure tokens per second, plain and with trees"))
     commands.add_parser("train", help="train a drafter (see ddtree train --help)", add_help=False)
+    _add_audit(commands.add_parser("audit", help="prove the output lossless, token by token, or say where it is not"))
     for name, about in LATER.items():
         later = commands.add_parser(name, help=f"{about} (a later version)")
         later.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -92,6 +92,13 @@ def _add_fetch(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_fetch)
 
 
+def _add_audit(parser: argparse.ArgumentParser) -> None:
+    from ddtree.cli.audit import add_audit
+
+    add_audit(parser)
+    parser.set_defaults(run=_audit)
+
+
 def _guarded(run: Callable[[], int]) -> int:
     try:
         return run()
@@ -131,6 +138,12 @@ def _fetch(args: argparse.Namespace) -> int:
     Tokenizer.load(path)  # converts a GGUF's tokenizer once, so that the first serve need not
     print(path)
     return 0
+
+
+def _audit(args: argparse.Namespace) -> int:
+    from ddtree.cli.audit import audit
+
+    return audit(args)
 
 
 def _train(argv: list[str]) -> int:
