@@ -27,6 +27,7 @@ class Reason:
     prompt_ids: list[str]
     text: str = ""
     plain_text: str = ""
+    example: str = ""  # which prompt and configuration the two texts are of
     audit: str | None = None  # the command that would explain it
     remedy: str | None = None
 
@@ -137,7 +138,7 @@ def _judge_length(answers, rules: Rules, verdict: Verdict) -> None:
                 "short" if output.output_tokens < SHORTEST else "loop" if is_loop(output.token_ids) else None
             )
             if kind:
-                found[kind].setdefault(item_id, output)
+                found[kind].setdefault(item_id, []).append(output)
     marked = {**found["loop"], **found["short"]}
     kinds = {item_id: "short" if item_id in found["short"] else "loop" for item_id in marked}
     if rules.ignore_eos:
@@ -156,7 +157,8 @@ def _judge_length(answers, rules: Rules, verdict: Verdict) -> None:
             remedy = (
                 "ask for longer answers, raise --max-tokens, or force the length with --ignore-eos (labelled)"
             )
-            _refuse(verdict, answers, rules, kind, f"{share} {what[kind]}", list(outputs.values()), remedy)
+            faulty = [output for row in outputs.values() for output in row]
+            _refuse(verdict, answers, rules, kind, f"{share} {what[kind]}", faulty, remedy)
 
 
 def _judge_equality(answers, rules: Rules, verdict: Verdict) -> None:
@@ -215,7 +217,7 @@ def _refuse_where(outputs, answers, rules: Rules, verdict: Verdict, kind: str, f
 def _refuse(
     verdict: Verdict, answers, rules: Rules, kind: str, message: str, outputs: Sequence[Output], remedy: str
 ):
-    example = outputs[0]
+    example = next((output for output in outputs if not output.is_plain), outputs[0])
     configs = sorted(
         {output.config for output in outputs}, key=lambda name: (not name.isdigit(), name.zfill(8))
     )
@@ -227,6 +229,7 @@ def _refuse(
             prompt_ids=list(dict.fromkeys(output.item_id for output in outputs)),
             text=example.text,
             plain_text=answers[example.item_id][PLAIN].text,
+            example=f"{example.item_id}, {_name(example)}",
             audit=rules.audit(example.config, example.item_id),
             remedy=remedy,
         )

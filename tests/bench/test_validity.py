@@ -37,7 +37,7 @@ def test_short_replies_refuse_and_ignore_eos_labels(length):
     assert verdict.reasons[0].plain_text == " ".join(map(str, range(length)))
     assert (
         "--ignore-eos" in verdict.reasons[0].remedy
-        and verdict.reasons[0].audit == "ddtree audit toy --budgets 0,0"
+        and verdict.reasons[0].audit == "ddtree audit toy --budgets 0,8"
     )
     forced = inspect(rows, Rules(ignore_eos=True))
     assert not forced.refused and set(forced.forced.values()) == {"short"}
