@@ -31,10 +31,8 @@ def show_refusal(result: dict, console: Console) -> None:
         console.print(
             f"  configurations {', '.join(reason['configs'])}; prompts {_some(reason['prompt_ids'])}"
         )
-        console.print(
-            Panel(_raw(reason["text"]), title=f"{reason['prompt_ids'][0]} as generated", title_align="left")
-        )
-        if reason["text"] != reason["plain_text"]:
+        console.print(Panel(_raw(reason["text"]), title=reason["example"], title_align="left"))
+        if not reason["example"].endswith("budget 0"):
             console.print(Panel(_raw(reason["plain_text"]), title="plain decoding", title_align="left"))
         console.print(f"  what to try: {escape(reason['remedy'] or '-')}")
         console.print(
@@ -115,7 +113,8 @@ def describe_run(result: dict) -> list[str]:
         f"temperature {result['temperature']:g}",
         f"thinking {result['thinking']}",
         f"EOS {result['eos_policy'].split(' ')[0]}",
-        f"concurrency {result['concurrency']}",
+        f"concurrency {result['concurrency'] or 'unlimited'}",
+        *([f"{result['rate']:g} requests/s, Poisson arrivals"] if result.get("rate") else []),
         "speeds are pooled, tokens after the first over their time; accept = tokens per round, bonus included",
     ]
 

@@ -57,6 +57,33 @@ def run_offline(offline: Offline, prompts: Sequence[Prompt], facts: Facts, say: 
     return verdict.as_json() | result
 
 
+def run_served(serving, prompts: Sequence[Prompt], facts: Facts, say: Say) -> dict:
+    """As `run_offline`, on a server (`bench.serving.Serving`)."""
+    settings = serving.settings
+    items, answers = serving.inspect(prompts, say)
+    rules = Rules(settings.ignore_eos, facts.audit)
+    verdict = inspect(answers, rules)
+    result = describe(facts, settings, answers, verdict)
+    known = serving.facts()
+    result |= {name: known[name] for name in ("dtype", "device")}
+    result |= {
+        "url": serving.url,
+        "concurrency": serving.concurrency,
+        "rate": serving.rate,
+        "block_size": None,
+    }
+    if verdict.refused:
+        return verdict.as_json() | result
+    timed = list(serving.measure([item for item in items if item.id not in verdict.excluded], say))
+    verdict = inspect_passes(timed, rules, verdict)
+    if verdict.refused:
+        return verdict.as_json() | result
+    rows = summarise(timed, settings.seed)
+    for config, row in rows.items():
+        row["throughput_tokens_per_s"] = quantiles(serving.throughput[config])
+    return verdict.as_json() | result | {"configs": rows, "near_ties": []}
+
+
 def describe(facts: Facts, settings, answers, verdict: Verdict) -> dict:
     """Everything that a number of this run depends on; what no number may go without (contract.md)."""
     plain = [row[PLAIN] for row in answers.values()]

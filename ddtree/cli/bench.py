@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -58,6 +59,13 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plot", type=Path, metavar="DIR", help="write bench.png and bench.html there")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the JSON result there too")
     parser.add_argument(
+        "--url", help="measure a running server instead; its API key is read from DDTREE_API_KEY"
+    )
+    parser.add_argument(
+        "--concurrency", type=whole(1), metavar="N", help="with --url: requests at once (default: 1)"
+    )
+    parser.add_argument("--rate", type=positive, metavar="R", help="with --url: Poisson arrivals per second")
+    parser.add_argument(
         "--compare",
         nargs=2,
         type=Path,
@@ -76,6 +84,17 @@ def budgets(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(["0", *(name if name == "chain" else str(int(name)) for name in names)]))
 
 
+def positive(text: str) -> float:
+    """An argparse type: a number above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a number above 0, got {text!r}")
+    return value
+
+
 def _run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
@@ -85,7 +104,11 @@ def _run(args: argparse.Namespace) -> int:
     console.width = max(console.width, WIDTH)  # a table broken to 80 columns cannot be read
     if args.compare:
         return _compare(args, console)
-    result = _offline(args)
+    if not args.url and (args.concurrency or args.rate):
+        raise ValueError(
+            "--concurrency and --rate need --url: the engine in this process takes one request at a time"
+        )
+    result = _served(args) if args.url else _offline(args)
     if args.out:
         args.out.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     if args.plot and not result["refused"]:
@@ -106,36 +129,58 @@ def _compare(args: argparse.Namespace, console) -> int:
 
 
 def _offline(args: argparse.Namespace) -> dict:
-    from ddtree.bench.offline import Offline, Settings, Text
-    from ddtree.bench.run import Facts, run_offline
+    from ddtree.bench.offline import Offline, Text
+    from ddtree.bench.run import run_offline
     from ddtree.bench.workloads import load_prompts
     from ddtree.cli.loaded import find, load
-    from ddtree.sampling.params import SamplingParams
     from ddtree.text import knows_thinking
 
     prompts = load_prompts(args.prompts, args.limit)
     source, tokenizer = find(args)
     engine = load(args, source)
-    configs = args.budgets if engine.has_drafter else tuple(name for name in args.budgets if name != "chain")
-    thinking = None if args.thinking is None else args.thinking == "on"
-    settings = Settings(
-        configs=configs,
+    settings = _settings(args, chain=engine.has_drafter)
+    switch = args.thinking or "as the template has it"
+    thinking = switch if knows_thinking(tokenizer.chat_template) else "unknown to the template"
+    facts = _facts(args, source.served_name, source.drafter.name if source.drafter else None, thinking)
+    return run_offline(Offline(engine, Text(tokenizer, settings.thinking), settings), prompts, facts, say)
+
+
+def _served(args: argparse.Namespace) -> dict:
+    from ddtree.bench.run import run_served
+    from ddtree.bench.serving import Serving
+    from ddtree.bench.workloads import load_prompts
+
+    prompts = load_prompts(args.prompts, args.limit)
+    if "chain" in args.budgets:
+        say("a server offers no chain: left out")
+    settings = _settings(args, chain=False)
+    serving = Serving(args.url, settings, args.concurrency, args.rate, os.environ.get("DDTREE_API_KEY"))
+    known = serving.facts()
+    facts = _facts(args, known["model"], known["drafter"], args.thinking or "as the server has it")
+    return run_served(serving, prompts, facts, say)
+
+
+def _settings(args: argparse.Namespace, chain: bool):
+    from ddtree.bench.offline import Settings
+    from ddtree.sampling.params import SamplingParams
+
+    return Settings(
+        configs=tuple(name for name in args.budgets if chain or name != "chain"),
         max_tokens=args.max_tokens,
         sampling=SamplingParams(temperature=args.temperature),
         seed=args.seed,
         ignore_eos=args.ignore_eos,
-        thinking=thinking,
+        thinking=None if args.thinking is None else args.thinking == "on",
         repeats=args.repeats,
     )
-    switch = args.thinking or "as the template has it"
-    facts = Facts(
-        model=source.served_name,
-        drafter=source.drafter.name if source.drafter else None,
-        thinking=switch if knows_thinking(tokenizer.chat_template) else "unknown to the template",
-        command=command_line(),
-        audit=lambda config, item_id: audit_command(args, config),
-    )
-    return run_offline(Offline(engine, Text(tokenizer, thinking), settings), prompts, facts, say)
+
+
+def _facts(args: argparse.Namespace, model: str, drafter: str | None, thinking: str):
+    from ddtree.bench.run import Facts
+
+    # A drafter of a server may be a path; its folder's name is enough.
+    name = Path(drafter).name if drafter else None
+    return Facts(model, name, thinking, command_line(), lambda config, item_id: audit_command(args, config))
 
 
 def audit_command(args: argparse.Namespace, config: str) -> str:
@@ -143,8 +188,9 @@ def audit_command(args: argparse.Namespace, config: str) -> str:
     named = [name for name in (config, *args.budgets) if name not in ("0", "chain")]
     parts = ["ddtree", "audit", args.model, "--budgets", ",".join(["0", *named[:1]])]
     parts += ["--max-tokens", str(args.max_tokens), "--limit", str(args.limit), "--prompts", args.prompts]
-    for flag, value in (("--drafter", args.drafter), ("--dtype", args.dtype), ("--device", args.device)):
-        parts += [flag, value] if value not in (None, "auto") else []
+    for flag in ("drafter", "dtype", "device", "url"):
+        value = getattr(args, flag)
+        parts += [f"--{flag}", value] if value not in (None, "auto") else []
     return shlex.join(parts)
 
 

@@ -63,6 +63,7 @@ def test_the_audit_command_carries_the_flags():
         drafter="d",
         dtype="auto",
         device="cpu",
+        url=None,
     )
     line = "ddtree audit m --budgets 0,{} --max-tokens 9 --limit 2 --prompts gsm8k --drafter d --device cpu"
     assert bench.audit_command(args, "4") == line.format(4)
@@ -72,3 +73,10 @@ def test_the_audit_command_carries_the_flags():
 def test_prompts_that_are_not_there(command):
     code, _, err = command("--prompts", "nowhere.jsonl")
     assert code == 2 and "nowhere.jsonl" in err and "humaneval" in err
+
+
+def test_concurrency_needs_a_server(command):
+    code, _, err = command("--concurrency", "4")
+    assert code == 2 and "--url" in err
+    with pytest.raises(SystemExit):
+        main(["bench", "--rate", "0"])

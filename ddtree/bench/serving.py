@@ -1,0 +1,244 @@
+"""A running server by its URL: the same prompts and rules over HTTP, at a concurrency or with Poisson arrivals.
+
+Tokens are counted from the ids and the usage that the server sends, never from events: an event carries a round's
+tokens. Under arrivals (`rate`) a request's clock starts when it was due, so that waiting for the server counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from ddtree.bench.offline import Settings
+from ddtree.bench.output import CHAIN, PLAIN, Output
+from ddtree.bench.workloads import Item, Prompt, first_turn, next_turn
+
+TIMEOUT_S = 600.0
+
+
+class Serving:
+    """A client of one server. `transport` is httpx's, for tests."""
+
+    def __init__(
+        self,
+        url: str,
+        settings: Settings,
+        concurrency: int | None = None,
+        rate: float | None = None,
+        api_key: str | None = None,
+        transport=None,
+    ):
+        if CHAIN in settings.configs:
+            raise ValueError("--budgets chain: a server offers no chain; leave it out with --url")
+        self.url, self.settings, self.rate = url.rstrip("/").removesuffix("/v1"), settings, rate
+        # Arrivals without a limit are an open loop; without arrivals one request at a time.
+        self.concurrency = concurrency or (None if rate else 1)
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._transport = transport
+        self.throughput: dict[str, list[float]] = {}  # configuration -> tokens per second of each pass
+        self.model = self.facts()["model"]
+
+    def facts(self) -> dict:
+        """What the server says of itself: model, and where it can dtype, device and drafter."""
+        found = {"model": None, "drafter": None, "dtype": None, "device": None}
+        for path in ("/v1/models", "/stats"):
+            body = asyncio.run(self._get(path))
+            if path == "/stats":
+                found |= {name: body[name] for name in found if body.get(name)}
+            else:
+                found["model"] = body["data"][0]["id"] if body.get("data") else None
+        if found["model"] is None:
+            raise ValueError(
+                f"--url {self.url}: /v1/models names no model; is it an OpenAI-compatible server?"
+            )
+        return found
+
+    def inspect(self, prompts: Sequence[Prompt], say: Callable[[str], None]) -> tuple[list[Item], dict]:
+        """As `Offline.inspect`: every configuration on every turn, one request at a time."""
+        items, answers = [], {}
+        for number, prompt in enumerate(prompts, start=1):
+            item: Item | None = first_turn(prompt)
+            while item is not None:
+                row = {c: asyncio.run(self._pass([item], c, 1, None))[0] for c in self.settings.configs}
+                items.append(item)
+                answers[item.id] = row
+                item = next_turn(prompt, item, row[PLAIN].text)
+            say(f"looked at {number} of {len(prompts)} prompts")
+        return items, answers
+
+    def measure(self, items: Sequence[Item], say: Callable[[str], None]) -> Iterator[Output]:
+        """`repeats` passes of each configuration, in turn, in an order that turns around."""
+        configs = self.settings.configs
+        for repeat in range(self.settings.repeats):
+            for config in configs if repeat % 2 else configs[::-1]:
+                started = time.perf_counter()
+                # Every configuration meets the same arrivals.
+                outputs = asyncio.run(
+                    self._pass(items, config, self.concurrency, self._arrivals(len(items), repeat))
+                )
+                seconds = time.perf_counter() - started
+                tokens = sum(output.output_tokens for output in outputs)
+                self.throughput.setdefault(config, []).append(tokens / seconds)
+                yield from outputs
+            say(f"pass {repeat + 1} of {self.settings.repeats}")
+
+    def _arrivals(self, count: int, repeat: int) -> list[float] | None:
+        """Seconds after the start at which each request is due: a Poisson process."""
+        if not self.rate:
+            return None
+        rng = np.random.default_rng([self.settings.seed, repeat])
+        return np.cumsum(rng.exponential(1 / self.rate, size=count)).tolist()
+
+    async def _pass(
+        self, items: Sequence[Item], config: str, limit: int | None, due: list[float] | None
+    ) -> list[Output]:
+        gate = asyncio.Semaphore(limit or max(len(items), 1))
+        started = time.perf_counter()
+
+        async def one(client, item: Item, at: float | None) -> Output:
+            if at is not None:
+                await asyncio.sleep(max(started + at - time.perf_counter(), 0))
+            arrived = time.perf_counter()
+            async with gate:
+                return await self._request(
+                    client, item, config, time.perf_counter() if at is None else arrived
+                )
+
+        async with self._client() as client:
+            tasks = [one(client, item, due[i] if due else None) for i, item in enumerate(items)]
+            return list(await asyncio.gather(*tasks))
+
+    def _client(self):
+        try:
+            import httpx
+        except ImportError:
+            raise ValueError("--url needs httpx: install ddtree[test] or httpx") from None
+        return httpx.AsyncClient(
+            base_url=self.url, headers=self._headers, timeout=TIMEOUT_S, transport=self._transport
+        )
+
+    async def _get(self, path: str) -> dict:
+        import httpx
+
+        try:
+            async with self._client() as client:
+                answer = await client.get(path)
+        except httpx.HTTPError as error:
+            raise ValueError(
+                f"--url {self.url}: no answer ({error or type(error).__name__}); is it running?"
+            ) from None
+        if answer.status_code == 404:
+            return {}
+        if answer.status_code != 200:
+            raise ValueError(f"--url {self.url}{path}: status {answer.status_code}: {answer.text[:200]}")
+        return answer.json()
+
+    def body_of(self, item: Item, config: str) -> dict:
+        """The request of one item under one configuration."""
+        settings = self.settings
+        body = {
+            "model": self.model,
+            "messages": item.as_messages(),
+            "max_tokens": settings.max_tokens,
+            "temperature": settings.sampling.temperature,
+            "seed": settings.seed,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "return_token_ids": True,
+            "tree_budget": int(config),
+        }
+        if settings.ignore_eos:
+            body["ignore_eos"] = True
+        if settings.thinking is not None:
+            body["enable_thinking"] = settings.thinking
+        return body
+
+    async def _request(self, client, item: Item, config: str, started: float) -> Output:
+        import httpx
+
+        reader = StreamReader(item.id, config)
+        try:
+            async with client.stream(
+                "POST", "/v1/chat/completions", json=self.body_of(item, config)
+            ) as answer:
+                if answer.status_code != 200:
+                    text = (await answer.aread()).decode(errors="replace")
+                    raise ValueError(f"{item.id}, budget {config}: status {answer.status_code}: {text[:300]}")
+                async for line in answer.aiter_lines():
+                    if line.startswith("data:") and line[5:].strip() != "[DONE]":
+                        reader.feed(json.loads(line[5:]), time.perf_counter() - started)
+        except httpx.HTTPError as error:
+            raise ValueError(f"{item.id}, budget {config}: {type(error).__name__}: {error}") from None
+        return reader.output()
+
+
+class StreamReader:
+    """Takes the events of one answer with their times; `output()` at the end."""
+
+    def __init__(self, item_id: str, config: str):
+        self.item_id, self.config = item_id, config
+        self.token_ids: list[int] = []
+        self.text, self.finish_reason = "", None
+        self.stamps: list[float] = []  # of events that carried tokens or text
+        self.usage: dict = {}
+        self.report: dict | None = None
+
+    def feed(self, event: dict, at_s: float) -> None:
+        """One event. ValueError for the server's own error."""
+        if "error" in event:
+            raise ValueError(f"{self.item_id}, budget {self.config}: the stream failed: {event['error']}")
+        self.usage = event.get("usage") or self.usage
+        self.report = event.get("ddtree") or self.report
+        for choice in event.get("choices", ()):
+            delta = choice.get("delta") or {}
+            ids = choice.get("token_ids") or []
+            text = (delta.get("reasoning_content") or "") + (delta.get("content") or "")
+            if ids or text:
+                self.stamps.append(at_s)
+            self.token_ids += ids
+            self.text += text
+            self.finish_reason = choice.get("finish_reason") or self.finish_reason
+
+    def output(self) -> Output:
+        """What came. ValueError if the stream broke off before its end or counted nothing."""
+        if not self.stamps or self.finish_reason is None:
+            raise ValueError(
+                f"{self.item_id}, budget {self.config}: the stream ended without a finish_reason or tokens"
+            )
+        if "completion_tokens" not in self.usage:
+            raise ValueError(
+                f"{self.item_id}, budget {self.config}: the server sends no usage; tokens cannot be counted"
+            )
+        report = self.report or {}
+        cached = (self.usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        return Output(
+            item_id=self.item_id,
+            config=self.config,
+            token_ids=tuple(self.token_ids),
+            text=self.text,
+            prompt_tokens=self.usage.get("prompt_tokens", 0),
+            output_tokens=self.usage["completion_tokens"],
+            finish_reason=self.finish_reason,
+            mode=report.get("mode"),
+            reason=report.get("reason"),
+            tree_budget=report.get("tree_budget"),
+            decode_rounds=report.get("decode_rounds", 0),
+            nodes_verified=report.get("nodes_verified", 0),
+            trimmed_tokens=report.get("trimmed_tokens", 0),
+            cached_tokens=max(cached, report.get("cached_tokens", 0)),
+            histogram={
+                int(length): count for length, count in report.get("acceptance_histogram", {}).items()
+            },
+            ttft_s=self.stamps[0],
+            e2e_s=self.stamps[-1],
+            itl_s=tuple(b - a for a, b in zip(self.stamps, self.stamps[1:], strict=False)),
+            stage_s={
+                name: report.get(f"{name}_ms", 0.0) / 1000
+                for name in ("prefill", "draft", "verify")
+                if report
+            },
+        )
