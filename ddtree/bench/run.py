@@ -64,8 +64,9 @@ def run_served(serving, prompts: Sequence[Prompt], facts: Facts, say: Say) -> di
     rules = Rules(settings.ignore_eos, facts.audit)
     verdict = inspect(answers, rules)
     result = describe(facts, settings, answers, verdict)
+    result["client_versions"] = result.pop("versions")
     known = serving.facts()
-    result |= {name: known[name] for name in ("dtype", "device")}
+    result |= {name: known[name] for name in ("dtype", "device")} | {"versions": {"server": known["version"]}}
     result |= {
         "url": serving.url,
         "concurrency": serving.concurrency,

@@ -43,8 +43,8 @@ class Serving:
         self.model = self.facts()["model"]
 
     def facts(self) -> dict:
-        """What the server says of itself: model, and where it can dtype, device and drafter."""
-        found = {"model": None, "drafter": None, "dtype": None, "device": None}
+        """What the server says of itself: model, and where it can, drafter, dtype, device, version."""
+        found = {"model": None, "drafter": None, "dtype": None, "device": None, "version": None}
         for path in ("/v1/models", "/stats"):
             body = asyncio.run(self._get(path))
             if path == "/stats":

@@ -37,6 +37,22 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
         metavar="N,N,...",
         help=f'tree budgets; "chain" is one branch; 0, plain decoding, is always in (default: {DEFAULT_BUDGETS})',
     )
+    parser.add_argument("--repeats", type=whole(1), default=3, metavar="N", help="timed passes (default: 3)")
+    parser.add_argument("--plot", type=Path, metavar="DIR", help="write bench.png and bench.html there")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the JSON result there too")
+    parser.add_argument(
+        "--compare",
+        nargs=2,
+        type=Path,
+        metavar=("A", "B"),
+        help="measure nothing: compare two results of --out",
+    )
+    _add_requests(parser)
+    _add_server(parser)
+    parser.set_defaults(run=_run)
+
+
+def _add_requests(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prompts",
         default=DEFAULT_PROMPTS,
@@ -46,8 +62,7 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--limit", type=whole(1), default=12, metavar="N", help="prompts, of all sets (default: 12)"
     )
-    parser.add_argument("--max-tokens", type=whole(1), default=128, metavar="N", help="(default: 128)")
-    parser.add_argument("--repeats", type=whole(1), default=3, metavar="N", help="timed passes (default: 3)")
+    parser.add_argument("--max-tokens", type=whole(2), default=128, metavar="N", help="(default: 128)")
     parser.add_argument(
         "--temperature", type=temperature, default=0.0, metavar="T", help="0 is greedy (default: 0)"
     )
@@ -56,8 +71,9 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ignore-eos", action="store_true", help="force every reply to --max-tokens; labelled as such"
     )
-    parser.add_argument("--plot", type=Path, metavar="DIR", help="write bench.png and bench.html there")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the JSON result there too")
+
+
+def _add_server(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--url", help="measure a running server instead; its API key is read from DDTREE_API_KEY"
     )
@@ -65,14 +81,6 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
         "--concurrency", type=whole(1), metavar="N", help="with --url: requests at once (default: 1)"
     )
     parser.add_argument("--rate", type=positive, metavar="R", help="with --url: Poisson arrivals per second")
-    parser.add_argument(
-        "--compare",
-        nargs=2,
-        type=Path,
-        metavar=("A", "B"),
-        help="measure nothing: compare two results of --out",
-    )
-    parser.set_defaults(run=_run)
 
 
 def budgets(text: str) -> tuple[str, ...]:
