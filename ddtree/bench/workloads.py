@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 PACKAGED = ("humaneval", "gsm8k", "math500", "mt-bench")
@@ -17,6 +17,8 @@ class Prompt:
     id: str
     turns: tuple[str, ...]
     set: str
+    file: str = ""
+    number: int = 1  # its place in the file, from 1
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,8 @@ def _read(name: str) -> list[Prompt]:
     prompts = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         if line.strip():
-            prompts.append(_parse(line, f"{name}, line {number}", path.stem))
+            prompt = _parse(line, f"{name}, line {number}", path.stem)
+            prompts.append(replace(prompt, file=str(path), number=len(prompts) + 1))
     return prompts
 
 

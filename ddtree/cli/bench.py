@@ -149,7 +149,7 @@ def _offline(args: argparse.Namespace) -> dict:
     settings = _settings(args, chain=engine.has_drafter)
     switch = args.thinking or "as the template has it"
     thinking = switch if knows_thinking(tokenizer.chat_template) else "unknown to the template"
-    facts = _facts(args, source.served_name, source.drafter.name if source.drafter else None, thinking)
+    facts = _facts(args, prompts, args.model, source.served_name, source.drafter, thinking)
     return run_offline(Offline(engine, Text(tokenizer, settings.thinking), settings), prompts, facts, say)
 
 
@@ -164,7 +164,14 @@ def _served(args: argparse.Namespace) -> dict:
     settings = _settings(args, chain=False)
     serving = Serving(args.url, settings, args.concurrency, args.rate, os.environ.get("DDTREE_API_KEY"))
     known = serving.facts()
-    facts = _facts(args, known["model"], known["drafter"], args.thinking or "as the server has it")
+    facts = _facts(
+        args,
+        prompts,
+        known["model"],
+        known["model"],
+        known["drafter"],
+        args.thinking or "as the server has it",
+    )
     return run_served(serving, prompts, facts, say)
 
 
@@ -183,20 +190,27 @@ def _settings(args: argparse.Namespace, chain: bool):
     )
 
 
-def _facts(args: argparse.Namespace, model: str, drafter: str | None, thinking: str):
+def _facts(args: argparse.Namespace, prompts, model: str, served_name: str, drafter, thinking: str):
     from ddtree.bench.run import Facts
 
-    # A drafter of a server may be a path; its folder's name is enough.
-    name = Path(drafter).name if drafter else None
-    return Facts(model, name, thinking, command_line(), lambda config, item_id: audit_command(args, config))
+    by_id = {prompt.id: prompt for prompt in prompts}
+
+    def audit(config: str, item_id: str) -> str:
+        prompt = by_id.get(item_id) or by_id[item_id.rpartition("#")[0]]
+        return audit_command(args, model, prompt, config)
+
+    # Where the drafter lies is the machine's affair; its folder's name is enough.
+    return Facts(served_name, Path(drafter).name if drafter else None, thinking, command_line(), audit)
 
 
-def audit_command(args: argparse.Namespace, config: str) -> str:
-    """What would find the cause of a fault that one configuration shows."""
+def audit_command(args: argparse.Namespace, model: str, prompt, config: str) -> str:
+    """What would find the cause of a fault that `prompt` shows under one configuration."""
     named = [name for name in (config, *args.budgets) if name not in ("0", "chain")]
-    parts = ["ddtree", "audit", args.model, "--budgets", ",".join(["0", *named[:1]])]
-    parts += ["--max-tokens", str(args.max_tokens), "--limit", str(args.limit), "--prompts", args.prompts]
-    for flag in ("drafter", "dtype", "device", "url"):
+    parts = ["ddtree", "audit", model, "--budgets", ",".join(["0", *named[:1]])]
+    parts += ["--max-tokens", str(args.max_tokens), "--prompts", prompt.file, "--limit", str(prompt.number)]
+    if args.temperature:
+        parts += ["--temperature", str(args.temperature), "--seed", str(args.seed)]
+    for flag in ("drafter", "dtype", "device"):
         value = getattr(args, flag)
         parts += [f"--{flag}", value] if value not in (None, "auto") else []
     return shlex.join(parts)

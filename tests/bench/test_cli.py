@@ -1,12 +1,14 @@
 """The command over scripted actors: exit statuses, the last line, and what the audit would be asked."""
 
 import json
+import shlex
 from argparse import Namespace
 
 import pytest
 
+from ddtree.bench.workloads import Prompt
 from ddtree.cli import bench
-from ddtree.cli.main import main
+from ddtree.cli.main import build_parser, main
 from tests.bench.fakes import Letters
 from tests.cli.stubs import SOURCE
 from tests.scripted import scripted_engine
@@ -55,19 +57,28 @@ def test_budgets():
 
 def test_the_audit_command_carries_the_flags():
     args = Namespace(
-        model="m",
         budgets=("0", "chain", "8"),
         max_tokens=9,
-        limit=2,
-        prompts="gsm8k",
         drafter="d",
         dtype="auto",
         device="cpu",
-        url=None,
+        temperature=0.5,
+        seed=3,
     )
-    line = "ddtree audit m --budgets 0,{} --max-tokens 9 --limit 2 --prompts gsm8k --drafter d --device cpu"
-    assert bench.audit_command(args, "4") == line.format(4)
-    assert bench.audit_command(args, "0") == line.format(8)
+    prompt = Prompt("p", ("x",), "mine", file="my set.jsonl", number=4)
+    line = (
+        "ddtree audit m --budgets 0,{} --max-tokens 9 --prompts 'my set.jsonl' --limit 4 --temperature 0.5 --seed 3 "
+        "--drafter d --device cpu"
+    )
+    assert bench.audit_command(args, "m", prompt, "4") == line.format(4)
+    assert bench.audit_command(args, "m", prompt, "0") == line.format(8)
+
+
+def test_the_audit_command_is_one_that_the_audit_takes(command):
+    code, out, _ = command("--budgets", "8")
+    line = json.loads(out.splitlines()[-1])["reasons"][0]["audit"]
+    parsed = build_parser().parse_args(shlex.split(line)[1:])
+    assert parsed.command == "audit" and parsed.prompts.is_file()
 
 
 def test_prompts_that_are_not_there(command):
