@@ -53,9 +53,9 @@ def show_table(result: dict, console: Console) -> None:
     heads = ["budget", "tokens/s", "speedup", "95 %", "accept", "TTFT ms", "TPOT ms", "ITL ms"]
     for head in [
         *heads,
-        *(["all, tokens/s", "e2e ms"] if served else ["round ms", "floor ms", "draft + verify ms"]),
+        *(["all, tokens/s", "e2e ms"] if served else ["round ms", "floor ms", "draft+verify ms"]),
     ]:
-        table.add_column(head, justify="right")
+        table.add_column(head, justify="right", no_wrap=True)
     for config, row in result["configs"].items():
         speed, speedup = row["tokens_per_s"], row["speedup"]
         cells = [
@@ -70,7 +70,7 @@ def show_table(result: dict, console: Console) -> None:
             cells += [_median(row["throughput_tokens_per_s"]), _median(row["e2e_ms"])]
         else:
             stages = row["stage_ms"]
-            shown = f"{stages['draft']:.1f} + {stages['verify']:.1f}" if stages else "-"
+            shown = f"{stages['draft']:.1f}+{stages['verify']:.1f}" if stages else "-"
             cells += [_number(row["round_ms"], 2), _number(row.get("floor_ms"), 2), shown]
         table.add_row(*cells)
     console.print(table)

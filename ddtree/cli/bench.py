@@ -14,7 +14,7 @@ from ddtree.cli.flags import temperature, whole
 DEFAULT_BUDGETS = "0,chain,4,8,16,32,64"
 DEFAULT_PROMPTS = "humaneval,gsm8k,math500,mt-bench"
 REFUSED = 1  # exit status
-WIDTH = 120  # columns of the table
+WIDTH = 132  # columns of the table
 
 
 def add_bench(parser: argparse.ArgumentParser) -> None:
