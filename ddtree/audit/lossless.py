@@ -1,0 +1,276 @@
+"""Is the output what the target alone writes? Every budget, honest and wrong drafters, forged stops, transformers.
+
+Where two outputs differ, the target's margin is scored again from scratch: within the measured noise it is a near tie,
+else a mismatch, and the inspector says where it comes from.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from ddtree.audit.drafters import ignorant, knowing
+from ddtree.audit.drafting import DrafterAudit
+from ddtree.audit.findings import (
+    MISMATCH,
+    NEAR_TIE,
+    PROMPT,
+    STOP,
+    TARGET,
+    Divergence,
+    Fault,
+    Result,
+    first_difference,
+)
+from ddtree.audit.localise import Inspector
+from ddtree.audit.noise import Noise, measure_noise, rescored
+from ddtree.audit.prompts import Prompt, prompt_fault
+from ddtree.engine.request import Request
+from ddtree.sampling.params import SamplingParams
+
+DEFAULT_BUDGETS = (0, 16, 32, 64, 128, 256, 512, 1024)
+INSPECTED_PROMPTS = 2
+INSPECTED_ROUNDS = 3
+INSPECTED_BUDGET = 48  # larger trees show nothing that this one does not, and take longer
+MOST_LOCALISED = 3  # mismatches that are localised; the others are listed
+LOCALISE_ROUNDS = 200
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to run. Lengths in tokens."""
+
+    budgets: tuple[int, ...] = DEFAULT_BUDGETS
+    max_tokens: int = 64
+    temperatures: tuple[float, ...] = (0.0,)
+    seed: int = 0
+    inspect: bool = True
+
+    @property
+    def drafting(self) -> tuple[int, ...]:
+        return tuple(budget for budget in self.budgets if budget)
+
+
+class Audit:
+    """One engine, one tokenizer, one plan. `reference`: (prompt ids, max_tokens) -> transformers' greedy answer."""
+
+    def __init__(
+        self, engine, tokenizer, plan: Plan, reference: Callable | None = None, say: Callable[[str], None] = lambda line: None
+    ) -> None:
+        self.engine, self.tokenizer, self.plan, self.reference, self.say = engine, tokenizer, plan, reference, say
+        self.result = Result(budgets=list(plan.budgets), temperatures=list(plan.temperatures))
+        self.noise: Noise | None = None
+        self.num_localised = 0
+        self.lengths: dict[int, Counter] = {}
+        self.inspections = []  # (prompt id, Inspection), for the report
+
+    def run(self, prompts: Sequence[Prompt]) -> Result:
+        """Everything, in the order in which faults explain one another."""
+        result = self.result
+        prompts = [prompt for prompt in prompts if self._room(prompt) > 0]
+        result.prompts = len(prompts)
+        for prompt in prompts:
+            found = prompt_fault(self.tokenizer, prompt)
+            if found:
+                result.add(Fault(PROMPT, found, prompt.id))
+        self._check_drafter_config()
+        for index, prompt in enumerate(prompts):
+            self.say(f"{index + 1} of {len(prompts)}: {prompt.id} ({prompt.form})")
+            for temperature in self.plan.temperatures:
+                self._prompt(index, prompt, temperature)
+        if self.plan.inspect:
+            self._inspect_sample(prompts)
+        for budget, counts in sorted(self.lengths.items()):
+            rounds, emitted = sum(counts.values()), sum(length * count for length, count in counts.items())
+            if rounds:
+                result.acceptance_length[str(budget)] = round(emitted / rounds, 3)
+        return result
+
+    def _prompt(self, index: int, prompt: Prompt, temperature: float) -> None:
+        """One prompt at one temperature."""
+        engine, drafting = self.engine, self.plan.drafting
+        request = self.request(prompt, temperature)
+        plain = self._generate(request)
+        if plain is None:
+            return
+        if self.noise is None:
+            self._measure(prompt, plain)
+        self.result.tokens += len(plain)
+        self._check_stop(prompt, request, plain)
+        for budget in drafting if engine.drafter is not None else ():
+            self._against(prompt, request, plain, budget, None, f"budget {budget}")
+        if drafting:
+            script, block = [*prompt.token_ids, *plain], engine.block_size
+            budget = min(drafting[index % len(drafting)], 256)
+            vocabulary = engine.vocab_size
+            self._against(
+                prompt, request, plain, budget, lambda: knowing(script, vocabulary, block, index), f"budget {budget}, knowing drafter"
+            )
+            self._against(
+                prompt, request, plain, budget, lambda: ignorant(vocabulary, block, index), f"budget {budget}, wrong drafter"
+            )
+            self._forged_stop(prompt, request, plain, budget, lambda: knowing(script, vocabulary, block, index))
+        if self.reference is not None and not temperature:
+            self._against_reference(prompt, request, plain)
+
+    def request(self, prompt: Prompt, temperature: float, budget: int = 0) -> Request:
+        return Request(
+            prompt.token_ids,
+            max_tokens=self._room(prompt),
+            sampling=SamplingParams(temperature=temperature),
+            seed=self.plan.seed,
+            tree_budget=budget,
+            eos_token_ids=frozenset(self.tokenizer.eos_token_ids),
+        )
+
+    def _room(self, prompt: Prompt) -> int:
+        return min(self.plan.max_tokens, self.engine.config.max_context - len(prompt.token_ids))
+
+    def _generate(self, request: Request, drafter=None, prompt_id: str = "") -> list[int] | None:
+        """The answer's ids; None, and a fault, where the engine failed."""
+        self.result.runs += 1
+        try:
+            with drafting_with(self.engine, drafter):
+                emission = self.engine.generate(request)
+        except RuntimeError as error:
+            self.result.add(Fault(TARGET, f"the engine failed: {error}", prompt_id, request.tree_budget))
+            return None
+        if drafter is None and request.tree_budget:
+            self.lengths.setdefault(request.tree_budget, Counter()).update(emission.stats.acceptance_histogram)
+        return list(emission.token_ids)
+
+    def _measure(self, prompt: Prompt, plain: list[int]) -> None:
+        self.noise = measure_noise(self.engine.target.model, [*prompt.token_ids, *plain])
+        self.result.noise, self.result.near_tie_limit = self.noise.measured, self.noise.limit
+        if self.noise.excessive:
+            self.result.notes.append(
+                f"steps, tree rows and a prefill of the same tokens differ by up to {self.noise.measured:.2g} in a logit, "
+                f"more than rounding explains ({self.noise.bound:.2g})"
+            )
+
+    def _against(self, prompt: Prompt, request: Request, plain: list[int], budget: int, drafter, name: str) -> None:
+        """One speculative run against plain decoding; `drafter` makes the one to use in place of the engine's own."""
+        speculative = replace(request, tree_budget=budget)
+        tokens = self._generate(speculative, drafter() if drafter else None, prompt.id)
+        if tokens is not None:
+            self._compare(prompt, speculative, plain, tokens, name, drafter)
+
+    def _forged_stop(self, prompt: Prompt, request: Request, plain: list[int], budget: int, drafter) -> None:
+        """Stop at a token from the middle of the answer, inside an accepted run more often than not."""
+        for place in (len(plain) // 2, 2 * len(plain) // 3):
+            stop = plain[place]
+            if stop in request.eos_token_ids:
+                continue
+            forged = replace(request, tree_budget=budget, stop_token_ids=frozenset({stop}))
+            tokens = self._generate(forged, drafter(), prompt.id)
+            if tokens is not None:
+                expected = plain[: plain.index(stop) + 1]
+                self._compare(prompt, forged, expected, tokens, f"budget {budget}, stop at token {stop}", drafter)
+
+    def _against_reference(self, prompt: Prompt, request: Request, plain: list[int]) -> None:
+        tokens = self.reference(prompt.token_ids, request.max_tokens)
+        position = first_difference(plain, tokens)
+        if position is not None:
+            self._book(prompt, request, plain, tokens, position, "transformers", None)
+
+    def _compare(self, prompt, request, plain, tokens, name, drafter) -> None:
+        position = first_difference(plain, tokens)
+        if position is not None:
+            self._book(prompt, request, plain, tokens, position, name, drafter)
+
+    def _book(self, prompt, request, plain, tokens, position, name, drafter) -> None:
+        """Judge a difference, and localise it if it is a mismatch."""
+        margin, verdict = None, MISMATCH
+        if position < min(len(plain), len(tokens)):
+            prefix = [*request.prompt_token_ids, *plain[:position]]
+            _, margin = rescored(self.engine.target.model, request, prefix)
+            verdict = NEAR_TIE if margin <= self.noise.limit else MISMATCH
+        found = Divergence(
+            prompt.id, prompt.form, name, request.tree_budget, request.sampling.temperature, position,
+            self._token(plain, position), self._token(tokens, position), margin, verdict,
+        )  # fmt: skip
+        if verdict == MISMATCH:
+            found.where = self._where(prompt, request, name, drafter)
+        self.result.divergences.append(found)
+
+    def _where(self, prompt, request, name, drafter) -> str:
+        if name == "transformers":
+            from ddtree.audit.reference import where_it_differs
+
+            return where_it_differs(self.engine.target.model, self.reference, prompt.token_ids)
+        if self.num_localised >= MOST_LOCALISED:
+            return "not localised: as many mismatches have been already"
+        self.num_localised += 1
+        found = self._inspect(prompt, request, drafter() if drafter else None, LOCALISE_ROUNDS)
+        if found.faults:
+            return found.faults[0].where
+        return "not localised: every step of a second run is what it should be"
+
+    def _inspect(self, prompt: Prompt, request: Request, drafter, most_rounds: int):
+        found = Inspector(self.engine, self.noise.limit if self.noise else 0.0).run(request, drafter, most_rounds)
+        self.result.rounds_inspected += found.num_rounds
+        for fault in found.faults:
+            self.result.add(replace(fault, prompt_id=prompt.id))
+        self.inspections.append((prompt.id, found))
+        return found
+
+    def _inspect_sample(self, prompts: Sequence[Prompt]) -> None:
+        """Look inside a few rounds although nothing differs: some faults change no token, or not these."""
+        if not self.plan.drafting:
+            return
+        for index, prompt in enumerate(prompts[:INSPECTED_PROMPTS]):
+            temperature = self.plan.temperatures[index % len(self.plan.temperatures)]
+            request = self.request(prompt, temperature, min(max(self.plan.drafting), INSPECTED_BUDGET))
+            plain = self._generate(replace(request, tree_budget=0))
+            if plain is None or any(fault.kind != PROMPT for fault in self.result.faults):
+                return
+            self.say(f"inspecting rounds of {prompt.id}")
+            if self.engine.drafter is not None:
+                self._inspect(prompt, request, None, INSPECTED_ROUNDS)
+            script = [*prompt.token_ids, *plain]
+            drafter = knowing(script, self.engine.vocab_size, self.engine.block_size, index)
+            self._inspect(prompt, request, drafter, INSPECTED_ROUNDS)
+        self._inspect_features(prompts[0])
+
+    def _inspect_features(self, prompt: Prompt) -> None:
+        """The real drafter's features after long paths, which it may not reach by itself: its model, another's guesses."""
+        from ddtree.audit.guided import guided
+
+        if DrafterAudit.of(self.engine.drafter, self.engine.target) is None or self.result.faults:
+            return
+        request = self.request(prompt, 0.0, min(max(self.plan.drafting), INSPECTED_BUDGET))
+        plain = self._generate(replace(request, tree_budget=0))
+        if plain is not None:
+            drafter = guided(self.engine.drafter, [*prompt.token_ids, *plain], self.engine.vocab_size)
+            self._inspect(prompt, request, drafter, INSPECTED_ROUNDS)
+
+    def _check_drafter_config(self) -> None:
+        audit = DrafterAudit.of(self.engine.drafter, self.engine.target)
+        for fault in audit.config_faults() if audit is not None else ():
+            self.result.add(fault)
+
+    def _check_stop(self, prompt: Prompt, request: Request, plain: list[int]) -> None:
+        """Plain decoding's own end."""
+        passed = [place for place, token_id in enumerate(plain[:-1]) if token_id in request.eos_token_ids]
+        if passed:
+            self.result.add(
+                Fault(STOP, f"stop: plain decoding passed over {self._token(plain, passed[0])} at answer token {passed[0]}", prompt.id)
+            )
+
+    def _token(self, tokens: Sequence[int], position: int) -> str:
+        if position >= len(tokens):
+            return "(ended)"
+        return repr(self.tokenizer.decode([tokens[position]], skip_special_tokens=False))
+
+
+@contextmanager
+def drafting_with(engine, drafter):
+    """The engine with another drafter, for the time being."""
+    own = engine.drafter
+    engine.drafter = own if drafter is None else drafter
+    try:
+        yield
+    finally:
+        engine.drafter = own

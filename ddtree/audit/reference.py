@@ -1,0 +1,75 @@
+"""transformers beside us: its greedy answer, and layer by layer where ours differs. The audit's one outside witness."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from ddtree.audit.compare import row_errors, tolerance
+from ddtree.audit.observe import run_alone
+
+MOST_BYTES = 4 << 30  # a second copy of the weights; larger targets are not loaded twice by themselves
+
+
+class Reference:
+    """A transformers model of the same files, on the same device, in the same dtype."""
+
+    def __init__(self, model, eos_token_ids: Sequence[int]) -> None:
+        self.model, self.eos_token_ids = model, sorted(eos_token_ids)
+
+    @classmethod
+    def load(cls, path: Path, device, dtype: torch.dtype, eos_token_ids) -> Reference:
+        """ValueError where transformers cannot read the files."""
+        from transformers import AutoModelForCausalLM
+
+        place = {"gguf_file": path.name} if path.is_file() else {}
+        folder = path.parent if path.is_file() else path
+        try:
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True, **place)
+        except Exception as error:  # transformers raises whatever its parsers raise
+            raise ValueError(f"{path}: transformers cannot load it ({type(error).__name__}: {error})") from error
+        return cls(model.to(device).eval(), eos_token_ids)
+
+    @torch.inference_mode()
+    def __call__(self, prompt: Sequence[int], max_tokens: int) -> list[int]:
+        """Its greedy answer, the stop token kept."""
+        ids = torch.tensor([list(prompt)], device=self.model.device)
+        output = self.model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=max_tokens,
+            do_sample=False,
+            repetition_penalty=1.0,
+            eos_token_id=self.eos_token_ids or None,
+            pad_token_id=self.eos_token_ids[0] if self.eos_token_ids else 0,
+        )
+        return output[0, ids.shape[1] :].tolist()
+
+    @torch.inference_mode()
+    def hidden_states(self, token_ids: Sequence[int]) -> list[torch.Tensor]:
+        """[T, C] each: the embedding, then every layer's output, the last one after the final norm."""
+        ids = torch.tensor([list(token_ids)], device=self.model.device)
+        return [states[0] for states in self.model(ids, output_hidden_states=True, use_cache=False).hidden_states]
+
+
+def where_it_differs(model, reference: Reference, token_ids: Sequence[int]) -> str:
+    """The first layer whose output over these tokens is not transformers'."""
+    theirs, ours = reference.hidden_states(token_ids), run_alone(model, token_ids)[0]
+    limit, num_layers = 4 * tolerance(ours.hidden.dtype), len(theirs) - 1
+    embedding = model.embed(ours.rows.token_ids)
+    if float(row_errors(embedding, theirs[0]).max()) > limit:
+        return "plain decoding against transformers: the embedding differs"
+    for layer in range(num_layers):
+        error = float(row_errors(ours.layer_output(layer, num_layers), theirs[layer + 1]).max())
+        if error > limit:
+            return f"plain decoding against transformers: layer {layer}'s output differs ({error:.2g})"
+    return "plain decoding against transformers: every layer's output over the prompt agrees"
+
+
+def fits(path: Path) -> bool:
+    """Whether a second copy of the weights is a small matter."""
+    files = [path] if path.is_file() else [*path.glob("*.safetensors"), *path.glob("*.gguf")]
+    size = sum(file.stat().st_size for file in files)
+    return 0 < size * (7 if path.is_file() else 1) <= MOST_BYTES  # a GGUF is read into whole floats

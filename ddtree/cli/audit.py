@@ -1,0 +1,129 @@
+"""ddtree audit: is the output lossless, and if not, where does it go wrong; exit status 0 only if all is well."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from ddtree.cli.flags import add_model, temperature, whole
+from ddtree.cli.loaded import find, load
+
+
+def budgets(text: str) -> tuple[int, ...]:
+    """An argparse type: `0,16,64`."""
+    parse = whole(0)
+    found = tuple(dict.fromkeys(parse(part.strip()) for part in text.split(",") if part.strip()))
+    if not found:
+        raise argparse.ArgumentTypeError(f"must be budgets such as 0,16,64, got {text!r}")
+    return found
+
+
+def add_audit(parser: argparse.ArgumentParser) -> None:
+    add_model(parser, positional=True)
+    parser.add_argument(
+        "--budgets", type=budgets, metavar="LIST", help="tree budgets (default: 0,16,32,64,128,256,512,1024)"
+    )
+    parser.add_argument("--max-tokens", type=whole(2), default=64, metavar="N", help="per answer (default: 64)")
+    parser.add_argument("--limit", type=whole(1), metavar="N", help="use the first N prompts")
+    parser.add_argument("--prompts", type=Path, metavar="FILE", help="JSON lines with id and turns (default: built-in)")
+    parser.add_argument(
+        "--temperature", type=temperature, action="append", metavar="T", help="repeatable (default: 0; 0 is greedy)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="for temperatures above 0 (default: 0)")
+    parser.add_argument(
+        "--reference", action=argparse.BooleanOptionalAction, help="compare with transformers (default: for small models)"
+    )
+    parser.add_argument("--fidelity", action="store_true", help="also judge the drafter against its card and reference")
+    parser.add_argument("--no-inspect", action="store_true", help="look inside rounds only where outputs differ")
+    parser.add_argument("--report", type=Path, metavar="FILE.html", help="write a report with the trees drawn")
+    parser.add_argument("--trace", type=Path, metavar="FILE.jsonl", help="write one JSON line per inspected round")
+
+
+def audit(args: argparse.Namespace) -> int:
+    """Run it; 0 for identical and near ties without a fault, else 1."""
+    from ddtree.audit.fidelity import check_fidelity, read_card
+    from ddtree.audit.lossless import DEFAULT_BUDGETS, Audit, Plan
+    from ddtree.audit.prompts import encode_all, read_prompts
+
+    texts = read_prompts(args.prompts)[: args.limit]
+    source, tokenizer = find(args)
+    engine = load(args, source)
+    plan = Plan(
+        budgets=args.budgets or DEFAULT_BUDGETS,
+        max_tokens=args.max_tokens,
+        temperatures=tuple(args.temperature or (0.0,)),
+        seed=args.seed,
+        inspect=not args.no_inspect,
+    )
+    reference, reason = _reference(args, source, engine, tokenizer)
+    prompts = encode_all(tokenizer, texts)
+    run = Audit(engine, tokenizer, plan, reference, say=lambda line: print(f"audit: {line}", file=sys.stderr))
+    run.result.reference = "transformers" if reference is not None else None
+    if reason:
+        run.result.notes.append(reason)
+    result = run.run(prompts)
+    if args.fidelity:
+        check_fidelity(run, reference, read_card(source.drafter), prompts)
+    if source.drafter is None:
+        result.notes.append(f"no drafter of its own: {source.drafter_reason}; trees came from the audit's scripted drafters")
+    _write_files(args, run, source, tokenizer)
+    _show(result, source)
+    print(json.dumps(result.as_json()))
+    return 0 if result.passed else 1
+
+
+def _reference(args, source, engine, tokenizer):
+    """transformers beside it where it is asked for, or is a small matter; else why not."""
+    from ddtree.audit.reference import Reference, fits
+
+    if args.reference is False or (args.reference is None and not fits(source.target)):
+        return None, "no comparison with transformers: " + ("--no-reference" if args.reference is False else "a large model")
+    model = engine.target.model
+    try:
+        return Reference.load(source.target, engine.target.device, model.embed_tokens.dtype, tokenizer.eos_token_ids), None
+    except ValueError as error:
+        if args.reference:
+            raise
+        return None, f"no comparison with transformers: {error}"
+
+
+def _write_files(args, run, source, tokenizer) -> None:
+    from ddtree.audit.render import render
+    from ddtree.audit.trace import trace_lines
+
+    def text_of(token_id: int) -> str:
+        return tokenizer.decode([token_id], skip_special_tokens=False)
+
+    if args.report:
+        title = f"ddtree audit {source.served_name}"
+        args.report.write_text(render(run.result, run.inspections, text_of, title), encoding="utf-8")
+    if args.trace:
+        args.trace.write_text("".join(f"{line}\n" for line in trace_lines(run.inspections, text_of)), encoding="utf-8")
+
+
+def _show(result, source) -> None:
+    """The table for people."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console()
+    table = Table(title=f"audit of {escape(source.served_name)}")
+    for name in ("prompt", "against", "position", "plain", "other", "margin", "verdict"):
+        table.add_column(name)
+    for each in result.divergences:
+        margin = "" if each.margin is None else f"{each.margin:.2g}"
+        cells = (f"{each.prompt_id} ({each.form})", each.against, str(each.position), each.plain_token, each.other_token)
+        table.add_row(*map(escape, cells), margin, each.verdict)
+    if result.divergences:
+        console.print(table)
+    console.print(
+        f"{result.verdict.replace('_', ' ')}: {result.prompts} prompts, {result.runs} runs, {result.tokens} plain tokens, "
+        f"{result.rounds_inspected} rounds inspected"
+    )
+    for fault in result.faults:
+        console.print(f"FAULT ({fault.kind}) {escape(fault.where)}", soft_wrap=True)
+    for note in result.notes:
+        console.print(f"note: {escape(note)}", soft_wrap=True)
