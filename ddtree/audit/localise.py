@@ -43,6 +43,7 @@ class Inspector:
     def __init__(self, engine, near_tie: float = 0.0) -> None:
         self.engine, self.near_tie = engine, near_tie
         self.model = engine.target.model
+        self._fresh: tuple[list[int], object, object] | None = None  # tokens, their forward, their cache
 
     @torch.inference_mode()
     def run(self, request: Request, drafter=None, most_rounds: int = MOST_ROUNDS, skip: int = 0) -> Inspection:
@@ -89,12 +90,12 @@ class Inspector:
                 yield from audit.draft_faults(record)
             yield from tree_faults(record)
             yield from row_faults(record)
-            fault = TreeRows(self.model, record).fault()
+            fault = TreeRows(self.model, record, self._prefilled(record.tokens_before[:-1])[1]).fault()
             if fault is not None:
                 yield fault
             yield from choice_faults(self.model, record, self.near_tie)
             yield from accept_faults(record)
-        fresh, cache = run_alone(self.model, record.tokens_after[:-1], commit=True)
+        fresh, cache = self._prefilled(record.tokens_after[:-1])
         if record.tree is None:
             yield from first_token_faults(record, fresh.hidden, self.model, self.near_tie)
         fault = cache_fault(record, fresh, cache)
@@ -102,3 +103,9 @@ class Inspector:
             yield fault
         if audit is not None:
             yield from audit.context_faults(record, fresh)
+
+    def _prefilled(self, token_ids: list[int]):
+        """A fresh prefill of the tokens: its forward and its cache. One round's end is the next one's beginning."""
+        if self._fresh is None or self._fresh[0] != token_ids:
+            self._fresh = (token_ids, *run_alone(self.model, token_ids, commit=True))
+        return self._fresh[1:]

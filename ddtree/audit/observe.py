@@ -114,8 +114,8 @@ class Observer:
 
 
 @torch.inference_mode()
-def run_alone(model, token_ids: Sequence[int], commit: bool = False):
-    """One forward over consecutive tokens from an empty cache, observed; returns (Forward, cache).
+def run_alone(model, token_ids: Sequence[int], commit: bool = False) -> tuple[Forward, object]:
+    """One forward over consecutive tokens from an empty cache, observed; returns it and the cache.
 
     The reference of every comparison: no tree, no earlier round, no commit takes part in it.
     """
@@ -132,6 +132,22 @@ def run_alone(model, token_ids: Sequence[int], commit: bool = False):
     if commit:
         cache.commit(torch.arange(count, device=device))
     return observer.last, cache
+
+
+@torch.inference_mode()
+def run_after(model, cache, token_ids: Sequence[int]) -> Forward:
+    """One forward over consecutive tokens after what `cache` holds; nothing is committed."""
+    device = next(model.parameters()).device
+    start, count = cache.context_length, len(token_ids)
+    rows = Rows(
+        torch.tensor(list(token_ids), dtype=torch.long, device=device),
+        torch.arange(start, start + count, device=device),
+        (Span(cache, 0, count, None, None),),
+    )
+    with Observer(model)() as observer:
+        model(rows)
+    cache.commit(torch.empty(0, dtype=torch.long, device=device))
+    return observer.last
 
 
 @torch.inference_mode()

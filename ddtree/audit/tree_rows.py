@@ -12,7 +12,7 @@ import torch
 
 from ddtree.audit.compare import moved, row_errors, tolerance
 from ddtree.audit.findings import TARGET, TREE, Fault
-from ddtree.audit.observe import KEYS, OUTPUT, VALUES, Forward, Stage, rerun, run_alone
+from ddtree.audit.observe import KEYS, OUTPUT, VALUES, Forward, Stage, rerun, run_after, run_alone
 from ddtree.audit.watch import Record
 
 MOST_LEAVES = 10  # paths run alone per round
@@ -115,12 +115,14 @@ def _mask_faults(span, paths, parents) -> Iterator[Fault]:
 class TreeRows:
     """One round's rows beside fresh runs of their paths."""
 
-    def __init__(self, model, record: Record, stop_ids: frozenset[int] = frozenset()) -> None:
+    def __init__(self, model, record: Record, fresh_cache) -> None:
+        """`fresh_cache` holds the committed tokens of before the round, from one prefill."""
         self.model, self.record, self.tree, self.live = model, record, record.tree, record.forward
         self.committed = record.tokens_before[:-1]
         self.dtype = self.live.hidden.dtype
         self.alone: dict[int, Forward] = {}  # leaf -> its path run alone
-        self._cache = None
+        self._cache = fresh_cache
+        self._still: Forward | None = None
 
     def errors(self) -> dict[Stage, dict[int, float]]:
         """Per part, in the order of computation, each compared node's relative error."""
@@ -136,10 +138,14 @@ class TreeRows:
         return found
 
     def run_path(self, leaf: int) -> Forward:
-        """The committed tokens and the path to `leaf`, in one forward from scratch."""
+        """The path to `leaf` as consecutive tokens: the first one asked for from scratch, without any commit, the
+        others after the fresh cache."""
         if leaf not in self.alone:
             tokens = self.tree.token_ids[path_to(leaf, self.tree.parents)].tolist()
-            self.alone[leaf] = run_alone(self.model, [*self.committed, *tokens])[0]
+            if self.alone:
+                self.alone[leaf] = run_after(self.model, self._cache, tokens)
+            else:
+                self.alone[leaf] = run_alone(self.model, [*self.committed, *tokens])[0]
         return self.alone[leaf]
 
     def fault(self) -> Fault | None:
@@ -186,7 +192,7 @@ class TreeRows:
         tokens[node] = (tokens[node] + 1 + tokens.sum()) % self.model.config.vocab_size
         if tokens[node] == self.live.rows.token_ids[node]:
             tokens[node] = (tokens[node] + 1) % self.model.config.vocab_size
-        return rerun(self.model, self.live.rows, self._fresh_cache(), tokens)
+        return rerun(self.model, self.live.rows, self._cache, tokens)
 
     def _moves(self, changed: Forward) -> dict[Stage, list[int]]:
         """Per part the rows that are not what they were."""
@@ -199,14 +205,9 @@ class TreeRows:
 
     def _steady(self) -> Forward:
         """The rows as they were, over the same fresh cache."""
-        if not hasattr(self, "_still"):
-            self._still = rerun(self.model, self.live.rows, self._fresh_cache(), self.live.rows.token_ids)
+        if self._still is None:
+            self._still = rerun(self.model, self.live.rows, self._cache, self.live.rows.token_ids)
         return self._still
-
-    def _fresh_cache(self):
-        if self._cache is None:
-            self._cache = run_alone(self.model, self.committed, commit=True)[1]
-        return self._cache
 
     def _leaves(self) -> list[int]:
         """The end of the accepted path first, then leaves spread over the tree."""

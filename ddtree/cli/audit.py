@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 from ddtree.cli.flags import add_model, temperature, whole
-from ddtree.cli.loaded import find, load
 
 
 def budgets(text: str) -> tuple[int, ...]:
@@ -46,6 +45,7 @@ def audit(args: argparse.Namespace) -> int:
     from ddtree.audit.fidelity import check_fidelity, read_card
     from ddtree.audit.lossless import DEFAULT_BUDGETS, Audit, Plan
     from ddtree.audit.prompts import encode_all, read_prompts
+    from ddtree.cli.loaded import find, load
 
     texts = read_prompts(args.prompts)[: args.limit]
     source, tokenizer = find(args)
