@@ -24,6 +24,7 @@ from ddtree.audit.findings import (
     Result,
     first_difference,
 )
+from ddtree.audit.guided import guided
 from ddtree.audit.localise import Inspector
 from ddtree.audit.noise import Noise, measure_noise, rescored
 from ddtree.audit.prompts import Prompt, prompt_fault
@@ -226,25 +227,18 @@ class Audit:
             plain = self._generate(replace(request, tree_budget=0))
             if plain is None or any(fault.kind != PROMPT for fault in self.result.faults):
                 return
-            self.say(f"inspecting rounds of {prompt.id}")
-            if self.engine.drafter is not None:
+            self.say(f"inspecting rounds of {prompt.id} ({prompt.form})")
+            if index == 0 and self.engine.drafter is not None:
                 self._inspect(prompt, request, None, INSPECTED_ROUNDS)
-            script = [*prompt.token_ids, *plain]
-            drafter = knowing(script, self.engine.vocab_size, self.engine.block_size, index)
-            self._inspect(prompt, request, drafter, INSPECTED_ROUNDS)
-        self._inspect_features(prompts[0])
+            self._inspect(prompt, request, self._long_paths([*prompt.token_ids, *plain], index), INSPECTED_ROUNDS)
 
-    def _inspect_features(self, prompt: Prompt) -> None:
-        """The real drafter's features after long paths, which it may not reach by itself: its model, another's guesses."""
-        from ddtree.audit.guided import guided
-
-        if DrafterAudit.of(self.engine.drafter, self.engine.target) is None or self.result.faults:
-            return
-        request = self.request(prompt, 0.0, min(max(self.plan.drafting), INSPECTED_BUDGET))
-        plain = self._generate(replace(request, tree_budget=0))
-        if plain is not None:
-            drafter = guided(self.engine.drafter, [*prompt.token_ids, *plain], self.engine.vocab_size)
-            self._inspect(prompt, request, drafter, INSPECTED_ROUNDS)
+    def _long_paths(self, script: list[int], seed: int):
+        """A drafter whose paths are long. A real one's model goes along: its features after such paths are looked at too,
+        which by its own guesses it may never reach."""
+        engine = self.engine
+        if DrafterAudit.of(engine.drafter, engine.target) is not None:
+            return guided(engine.drafter, script, engine.vocab_size)
+        return knowing(script, engine.vocab_size, engine.block_size, seed)
 
     def _check_drafter_config(self) -> None:
         audit = DrafterAudit.of(self.engine.drafter, self.engine.target)

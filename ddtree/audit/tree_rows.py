@@ -15,8 +15,8 @@ from ddtree.audit.findings import TARGET, TREE, Fault
 from ddtree.audit.observe import KEYS, OUTPUT, VALUES, Forward, Stage, rerun, run_after, run_alone
 from ddtree.audit.watch import Record
 
-MOST_LEAVES = 10  # paths run alone per round
-MOST_PERTURBED = 8  # nodes whose token is changed per round
+MOST_LEAVES = 8  # paths run alone per round
+MOST_PERTURBED = 6  # nodes whose token is changed per round
 MOST_SUSPECTS = 48  # nodes tried when one node is known to be wrong
 LABELS = {
     "recurrent": "recurrent state", "self_attn": "attention", "mixer": "attention", "mlp": "MLP",

@@ -1,0 +1,28 @@
+"""ddtree audit on the embedded pair."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ddtree.cli.main import main
+
+pytestmark = pytest.mark.real
+
+
+def test_smollm2_is_identical(smollm2_path, tmp_path, capsys):
+    report = tmp_path / "report.html"
+    argv = ["audit", "--budgets", "0,16", "--max-tokens", "8", "--limit", "1", "--no-reference", "--device", "cpu"]
+    code = main([*argv, "--dtype", "float32", "--report", str(report)])
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert code == 0 and found["verdict"] == "identical" and not found["faults"], found
+    assert found["prompts"] == 2 and found["tokens"] == 16 and found["budgets"] == [0, 16]
+    assert "<svg" in report.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("argv", [["--budgets", "x"], ["--budgets", ""], ["--max-tokens", "1"], ["--temperature", "3"]])
+def test_bad_flags(argv, capsys):
+    with pytest.raises(SystemExit):
+        main(["audit", *argv])
+    assert "error" in capsys.readouterr().err
