@@ -10,6 +10,7 @@ setup: $(STAMP)
 
 # torch is named with its exact version first: that is what selects the small CPU build where one is at hand.
 $(STAMP): pyproject.toml requirements.txt
+	@echo "Installing ddtree and what it needs into $(VENV): two to four minutes, about 1.5 GB."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .

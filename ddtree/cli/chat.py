@@ -19,7 +19,7 @@ def chat(args: argparse.Namespace) -> int:
     with console.status(f"loading {args.model}"):
         source, tokenizer = find(args)
         engine = load(args, source)
-        budget = default_budget(args, source, engine, lambda line: None)
+        budget = default_budget(args, source, engine, lambda line: None, limit_s=4.0)
     console.print(f"[bold]{source.served_name}[/bold], tree budget {budget.size} ({budget.reason})")
     console.print(HELP, style="dim")
     opening = [{"role": "system", "content": args.system}] if args.system else []

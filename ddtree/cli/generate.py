@@ -15,7 +15,7 @@ def generate(args: argparse.Namespace) -> int:
     source, tokenizer = find(args)
     prompt_token_ids = prompt_of(args, tokenizer)
     engine = load(args, source)
-    budget = default_budget(args, source, engine, lambda line: None)
+    budget = default_budget(args, source, engine, lambda line: None, limit_s=2.0)
     turn = Turn(engine, tokenizer, prompt_token_ids, args.max_tokens, args.temperature, args.seed, budget.size)
     for piece in turn:
         print(piece, end="", flush=True)

@@ -25,7 +25,15 @@ class Budget:
 
 def find(args: argparse.Namespace) -> tuple[Source, Tokenizer]:
     """Resolve the model (downloading what has to be) and read its tokenizer."""
+    from ddtree.engine.loading import pick_device, pick_dtype
+    from ddtree.models.gguf_file import GgufFile
+
+    # What is known at once is said before anything is downloaded or read for seconds.
+    pick_dtype(args.dtype, pick_device(args.device))
     source = resolve(args.model, args.drafter)
+    for path in (source.target, source.drafter):
+        if path is not None and path.suffix == ".gguf":
+            GgufFile(path)  # cut off or no GGUF at all: the tokenizer would only say that it cannot be read
     return source, Tokenizer.load(source.target)
 
 
@@ -46,8 +54,10 @@ def load(args: argparse.Namespace, source: Source):
         ) from error
 
 
-def default_budget(args: argparse.Namespace, source: Source, engine, say: Callable[[str], None]) -> Budget:
-    """--tree-budget, or what a measurement finds fastest on this machine."""
+def default_budget(
+    args: argparse.Namespace, source: Source, engine, say: Callable[[str], None], limit_s: float = 8.0
+) -> Budget:
+    """--tree-budget, or what a measurement of at most `limit_s` finds fastest on this machine."""
     maximum = engine.config.max_tree_budget
     if args.tree_budget is not None:
         if args.tree_budget > maximum:
@@ -63,7 +73,7 @@ def default_budget(args: argparse.Namespace, source: Source, engine, say: Callab
 
     say("measuring which tree budget is fastest here")
     card = acceptance_of(source.drafter)
-    choice = choose_budget(measure_rounds(engine, card), card)
+    choice = choose_budget(measure_rounds(engine, card, limit_s=limit_s), card)
     return Budget(choice.budget, choice.reason)
 
 

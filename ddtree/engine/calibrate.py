@@ -51,15 +51,21 @@ def speedup_at(budget: int, seconds: float, plain_s: float, acceptance: Card) ->
 
 
 def measure_rounds(
-    engine: Engine, acceptance: Card, budgets=PROBE_BUDGETS, passes: int = PASSES, clock=time.perf_counter
+    engine: Engine,
+    acceptance: Card,
+    budgets=PROBE_BUDGETS,
+    passes: int = PASSES,
+    limit_s: float = 8.0,
+    clock=time.perf_counter,
 ) -> dict[int, float]:
-    """Median seconds of one decode round per budget, 0 included.
+    """Median seconds of one decode round per budget, 0 included; ends after `limit_s`, with what it has by then.
 
     One sequence serves all: its budget is changed between rounds, and the passes interleave the budgets, so that a drift
     of the machine hits all alike. Ladders end where a budget is hopeless on the first pass.
     """
     room = engine.config.max_context
     prompt = tuple((7 * i + 3) % engine.vocab_size for i in range(min(64, room // 2)))
+    deadline = clock() + limit_s
     request_id = engine.add(Request(prompt, max_tokens=room - len(prompt), tree_budget=max(budgets)))
     engine.step()
     sequence = engine.running(request_id)
@@ -80,8 +86,12 @@ def measure_rounds(
         best = max(best, speedup)
         if speedup < HOPELESS * best:
             break
+        if clock() > deadline:
+            break
     for _ in range(passes - 1):
         for budget, values in times.items():
+            if clock() > deadline:
+                break
             values.append(round_at(budget))
     engine.abort(request_id)
     return {budget: statistics.median(values) for budget, values in times.items()}

@@ -10,7 +10,7 @@ from fastapi import Request
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect
 
-from ddtree.server.errors import BodyTooLarge, ClientGone, InvalidRequest, from_validation, shown
+from ddtree.server.errors import BodyTooLarge, ClientGone, InvalidRequest, NotJson, from_validation, shown
 from ddtree.server.protocol import Wire
 from ddtree.server.refusals import refuse_unsupported
 
@@ -20,6 +20,7 @@ Body = TypeVar("Body", bound=Wire)
 
 async def read(request: Request, model: type[Body], limit_bytes: int, refused: dict[str, tuple]) -> Body:
     """The body as a `model`; raises ApiError with the field at fault."""
+    _check_content_type(request.headers.get("content-type"))
     parsed = parse_json(await _read_bytes(request, limit_bytes))
     refuse_unsupported(parsed, refused)
     try:
@@ -30,6 +31,15 @@ async def read(request: Request, model: type[Body], limit_bytes: int, refused: d
     if unknown:
         logger.debug("fields without effect here: %s", ", ".join(sorted(map(shown, unknown))))
     return body
+
+
+def _check_content_type(declared: str | None) -> None:
+    """JSON or unsaid. Browsers send other types across origins without asking the server first."""
+    kind = (declared or "application/json").partition(";")[0].strip().lower()
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise NotJson(
+            f"content-type must be application/json, got {shown(declared)}: set the header", code="unsupported_media_type"
+        )
 
 
 def parse_json(raw: bytes) -> dict:

@@ -45,6 +45,12 @@ class BodyTooLarge(ApiError):
     status = 413
 
 
+class NotJson(ApiError):
+    """The body is declared to be something else than JSON."""
+
+    status = 415
+
+
 class Unauthorized(ApiError):
     """A missing or wrong API key."""
 

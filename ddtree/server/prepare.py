@@ -88,7 +88,8 @@ def _budget(body: Generation, facts: Facts) -> int:
         return facts.default_tree_budget
     if body.tree_budget > ABSURD_TREE_BUDGET:
         raise InvalidRequest(
-            f"tree_budget must lie in 0 ... {facts.max_tree_budget} (this server's maximum), got {body.tree_budget}",
+            f"tree_budget must lie in 0 ... {ABSURD_TREE_BUDGET} (above this server's maximum of {facts.max_tree_budget} it is "
+            f"clamped), got {body.tree_budget}",
             "tree_budget",
         )
     return body.tree_budget

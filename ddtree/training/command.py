@@ -34,7 +34,7 @@ def tuple_of(kind: type):
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m ddtree.training", description="sample data from a target and fit a drafter")
+    parser = argparse.ArgumentParser(prog="ddtree train", description="sample data from a target and fit a drafter")
     commands = parser.add_subparsers(dest="command", required=True)
     for name, config in (("sample", SamplingConfig), ("fit", TrainingConfig)):
         command = commands.add_parser(name)

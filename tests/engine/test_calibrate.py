@@ -30,22 +30,33 @@ def test_the_worst_temperature_decides(round_s, budget):
 
 
 class NodeClock:
-    """Every second reading is 1 s after the one before, and 0.1 s per node of the budget in force."""
+    """A step takes 1 s, and 0.1 s more per node of the budget in force."""
 
     def __init__(self, engine):
-        self.engine, self.now, self.running = engine, 0.0, False
+        self.now, step = 0.0, engine.step
+
+        def timed_step():
+            self.now += 1 + 0.1 * sum(sequence.tree_budget for sequence in engine._running)
+            return step()
+
+        engine.step = timed_step
 
     def __call__(self) -> float:
-        if self.running:
-            self.now += 1 + 0.1 * sum(sequence.tree_budget for sequence in self.engine._running)
-        self.running = not self.running
         return self.now
 
 
 def test_measuring_leaves_the_engine_idle_and_stops_where_it_is_hopeless():
     engine = scripted_engine(0.5)
-    rounds = measure_rounds(engine, CARD, clock=NodeClock(engine))
+    rounds = measure_rounds(engine, CARD, clock=NodeClock(engine), limit_s=1000)
     assert not engine.has_work
     assert rounds[0] == pytest.approx(1) and rounds[4] == pytest.approx(1.4)
     assert 128 not in rounds
     assert choose_budget(rounds, CARD).budget in (2, 4, 6)
+
+
+def test_measuring_ends_at_its_limit():
+    engine = scripted_engine(0.5)
+    clock = NodeClock(engine)
+    rounds = measure_rounds(engine, CARD, clock=clock, limit_s=10)
+    assert clock.now < 14
+    assert set(rounds) >= {0, 2} and not engine.has_work

@@ -135,3 +135,13 @@ def test_right_key():
 
 def test_any_key_where_none_is_set(client):
     assert client.get("/v1/models", headers={"Authorization": "Bearer anything"}).status_code == 200
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"])
+def test_other_content_types_are_refused(kind):
+    """A web page of another origin could send these without the browser asking first."""
+    with serving() as client:
+        response = client.request("POST", CHAT, content=b"{}", headers={"content-type": kind})
+        check(response, 415, code="unsupported_media_type")
+        accepted = {"content-type": "application/json; charset=utf-8"}
+        assert client.request("POST", CHAT, content=b"{}", headers=accepted).status_code == 400
