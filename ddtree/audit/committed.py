@@ -49,12 +49,18 @@ def walk(record: Record) -> tuple[list[int], list[int]]:
         emitted.append(int(record.target_tokens[path[-1]]))
 
 
+def stop_ids(request) -> frozenset[int]:
+    """Every token that ends this request, a watched one included."""
+    watched = getattr(request.watcher, "stop_id", None)
+    return request.eos_token_ids | request.stop_token_ids | (frozenset() if watched is None else {watched})
+
+
 def stop_at(record: Record, emitted: list[int]) -> tuple[int, str] | None:
     """How many of the emitted tokens belong to the answer, and what ends it; None if it goes on."""
     request = record.request
     before = len(record.tokens_before) - len(request.prompt_token_ids)
     for count, token_id in enumerate(emitted, start=1):
-        if token_id in request.eos_token_ids or token_id in request.stop_token_ids:
+        if token_id in stop_ids(request):
             return count, f"stop token {token_id}"
         if before + count >= request.max_tokens:
             return count, "max_tokens"
@@ -64,7 +70,7 @@ def stop_at(record: Record, emitted: list[int]) -> tuple[int, str] | None:
 def accept_faults(record: Record) -> Iterator[Fault]:
     """The path that was kept and the tokens that were emitted, walked and cut again."""
     num_prompt = len(record.request.prompt_token_ids)
-    stops = record.request.eos_token_ids | record.request.stop_token_ids
+    stops = stop_ids(record.request)
     for place, token_id in enumerate(record.tokens_before[num_prompt:]):
         if token_id in stops:
             yield Fault(STOP, f"stop: token {token_id} at answer token {place} ends the answer, and a round followed it")

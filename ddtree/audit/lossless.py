@@ -159,16 +159,19 @@ class Audit:
             self._compare(prompt, speculative, plain, tokens, name, drafter)
 
     def _forged_stop(self, prompt: Prompt, request: Request, plain: list[int], budget: int, drafter) -> None:
-        """Stop at a token from the middle of the answer, inside an accepted run more often than not."""
-        for place in (len(plain) // 2, 2 * len(plain) // 3):
+        """Stop in the middle of the answer, inside an accepted run more often than not: by id, and as a stop string does."""
+        for place, by_text in ((len(plain) // 2, False), (2 * len(plain) // 3, True)):
             stop = plain[place]
             if stop in request.eos_token_ids:
                 continue
-            forged = replace(request, tree_budget=budget, stop_token_ids=frozenset({stop}))
+            ids = frozenset() if by_text else frozenset({stop})
+            watcher = StopWatcher(stop) if by_text else None
+            forged = replace(request, tree_budget=budget, stop_token_ids=ids, watcher=watcher)
             tokens = self._generate(forged, drafter(), prompt.id)
             if tokens is not None:
                 expected = plain[: plain.index(stop) + 1]
-                self._compare(prompt, forged, expected, tokens, f"budget {budget}, stop at token {stop}", drafter)
+                kind = "watched stop" if by_text else "stop"
+                self._compare(prompt, forged, expected, tokens, f"budget {budget}, {kind} at token {stop}", drafter)
 
     def _against_reference(self, prompt: Prompt, request: Request, plain: list[int]) -> None:
         tokens = self.reference(prompt.token_ids, request.max_tokens)
@@ -230,7 +233,11 @@ class Audit:
             self.say(f"inspecting rounds of {prompt.id} ({prompt.form})")
             if index == 0 and self.engine.drafter is not None:
                 self._inspect(prompt, request, None, INSPECTED_ROUNDS)
-            self._inspect(prompt, request, self._long_paths([*prompt.token_ids, *plain], index), INSPECTED_ROUNDS)
+            drafter = self._long_paths([*prompt.token_ids, *plain], index)
+            # The last prompt in chunks, so that a chunk's boundary is looked at without a prompt of that length.
+            chunk = len(prompt.token_ids) // 2 + 1 if index else self.engine.config.prefill_chunk
+            with prefilling_by(self.engine, chunk):
+                self._inspect(prompt, request, drafter, INSPECTED_ROUNDS)
 
     def _long_paths(self, script: list[int], seed: int):
         """A drafter whose paths are long. A real one's model goes along: its features after such paths are looked at too,
@@ -257,6 +264,27 @@ class Audit:
         if position >= len(tokens):
             return "(ended)"
         return repr(self.tokenizer.decode([tokens[position]], skip_special_tokens=False))
+
+
+class StopWatcher:
+    """A TokenWatcher that ends the answer at a token, as one that reads text does at the token completing a stop string."""
+
+    def __init__(self, stop_id: int) -> None:
+        self.stop_id = stop_id
+
+    def feed(self, token_id: int) -> str | None:
+        return "stop" if token_id == self.stop_id else None
+
+
+@contextmanager
+def prefilling_by(engine, chunk: int):
+    """The engine with another prefill chunk, for the time being."""
+    own = engine.config
+    engine.config = replace(own, prefill_chunk=chunk)
+    try:
+        yield
+    finally:
+        engine.config = own
 
 
 @contextmanager
