@@ -58,7 +58,7 @@ def audit(args: argparse.Namespace) -> int:
         inspect=not args.no_inspect,
     )
     reference, reason = _reference(args, source, engine, tokenizer)
-    prompts = encode_all(tokenizer, texts)
+    prompts = encode_all(tokenizer, texts, *_served_forms(engine.vocab_size))
     run = Audit(engine, tokenizer, plan, reference, say=lambda line: print(f"audit: {line}", file=sys.stderr))
     run.result.reference = "transformers" if reference is not None else None
     if reason:
@@ -72,6 +72,23 @@ def audit(args: argparse.Namespace) -> int:
     _show(result, source)
     print(json.dumps(result.as_json()))
     return 0 if result.passed else 1
+
+
+def _served_forms(vocab_size: int):
+    """Chat and raw prompts as the server turns them into ids, so that its own route is what is audited."""
+    from ddtree.server.prepare import completion_prompts
+    from ddtree.server.protocol import ChatRequest, CompletionRequest
+    from ddtree.server.text import Text
+
+    def chat(tokenizer, text: str):
+        body = ChatRequest(model="audit", messages=[{"role": "user", "content": text}])
+        return Text(tokenizer).chat(body).token_ids
+
+    def raw(tokenizer, text: str):
+        body = CompletionRequest(model="audit", prompt=text)
+        return completion_prompts(body, Text(tokenizer), vocab_size)[0].token_ids
+
+    return chat, raw
 
 
 def _reference(args, source, engine, tokenizer):

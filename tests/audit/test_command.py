@@ -21,6 +21,24 @@ def test_smollm2_is_identical(smollm2_path, tmp_path, capsys):
     assert "<svg" in report.read_text(encoding="utf-8")
 
 
+def test_a_server_that_renders_raw_prompts_is_found(smollm2_path, monkeypatch, capsys):
+    from ddtree.server.text import Text
+    from ddtree.text import render_chat
+
+    sound = Text.encode
+
+    def rendering(self, text, param, add_special_tokens=True):
+        if param == "prompt":
+            text, add_special_tokens = render_chat(self._tokenizer, [{"role": "user", "content": text}]), False
+        return sound(self, text, param, add_special_tokens)
+
+    monkeypatch.setattr(Text, "encode", rendering)
+    argv = ["audit", "--budgets", "0", "--max-tokens", "2", "--limit", "1", "--no-reference", "--device", "cpu"]
+    assert main(argv) == 1
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert "a chat template was applied to a raw completion" in found["faults"][0]["where"]
+
+
 @pytest.mark.parametrize("argv", [["--budgets", "x"], ["--budgets", ""], ["--max-tokens", "1"], ["--temperature", "3"]])
 def test_bad_flags(argv, capsys):
     with pytest.raises(SystemExit):
