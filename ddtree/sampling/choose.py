@@ -20,6 +20,8 @@ from ddtree.sampling.params import SamplingParams
 FIRST_NUCLEUS = 1024
 # Keeps (logits - max) / temperature clear of 0 / 0 in fp32; below it the draw is an argmax anyway.
 LEAST_TEMPERATURE = 1e-30
+# How far the drafter's ranking trusts its own logits and the request's noise; measured, docs/log.md 2026-11-29.
+RANK_LOGITS, RANK_NOISE = 0.8, 0.67
 
 
 def choose(logits: Tensor, params: SamplingParams, noise: Tensor | None) -> Tensor:
@@ -37,13 +39,15 @@ def choose(logits: Tensor, params: SamplingParams, noise: Tensor | None) -> Tens
 def rank_scores(logits: Tensor, params: SamplingParams, noise: Tensor | None) -> Tensor:
     """What the drafter ranks with: `[N, V]` float32 normalised log-probabilities.
 
-    Greedy: log_softmax(logits). Temperature > 0: log_softmax(scaled logits + noise) with the very noise that the
-    target will draw with, so that the drafter guesses the token about to be drawn. This moves acceptance, never the
-    output. Filters are left out: they are the target's.
+    Greedy: log_softmax(logits). Temperature > 0: log_softmax(RANK_LOGITS * scaled logits + RANK_NOISE * noise) with the
+    very noise that the target will draw with, so that the drafter guesses the token about to be drawn (design.md §5).
+    Both weights are below 1 because the drafter is not the target: the scores stay wide enough to be right about how
+    often a guess fails. They move acceptance, never the output. Filters are left out: they are the target's.
     """
     if params.greedy:
         return logits.float().log_softmax(dim=-1)
-    return _perturb(_scale(logits, params), None, noise).log_softmax(dim=-1)
+    ratio = RANK_LOGITS / RANK_NOISE
+    return (_perturb(_scale(logits, params) * ratio, None, noise) * RANK_NOISE).log_softmax(dim=-1)
 
 
 def margins(logits: Tensor, params: SamplingParams, noise: Tensor | None) -> Tensor:
