@@ -173,7 +173,7 @@ def main() -> int:
         "ranked_with_noise": not (sampling.greedy or args.rank_without_noise),
         "checked_against_engine": differences,
         "seconds": round(time.perf_counter() - started, 1),
-        "command": "python -m benchmarks.acceptance " + " ".join(sys.argv[1:]),
+        "command": "python -m benchmarks.acceptance " + " ".join(sys.argv[1:]).replace(str(Path.home()), "~"),
     }
     if args.out:
         args.out.write_text(json.dumps(result, indent=1) + "\n")

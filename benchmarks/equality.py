@@ -227,7 +227,7 @@ def summarise(args, records: list[dict], seconds: float) -> dict:
         "dtype": args.dtype,
         "torch": torch.__version__,
         "seconds": round(seconds, 1),
-        "command": "python -m benchmarks.equality " + " ".join(sys.argv[1:]),
+        "command": "python -m benchmarks.equality " + " ".join(sys.argv[1:]).replace(str(Path.home()), "~"),
     }
 
 

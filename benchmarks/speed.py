@@ -131,7 +131,7 @@ def main() -> int:
         "load_s": round(loaded, 2),
         "device_memory_bytes": torch.cuda.max_memory_allocated() if cuda else None,
         "resident_bytes": resident_bytes(),
-        "command": "python -m benchmarks.speed " + " ".join(sys.argv[1:]),
+        "command": "python -m benchmarks.speed " + " ".join(sys.argv[1:]).replace(str(Path.home()), "~"),
     }
     if args.out:
         args.out.write_text(json.dumps(result, indent=1) + "\n")
