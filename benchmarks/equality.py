@@ -172,6 +172,8 @@ class Shard:
 
 def work(args, index: int, results) -> None:
     try:
+        if args.device == "cuda" and torch.cuda.device_count() > 1:
+            args.device = f"cuda:{index % torch.cuda.device_count()}"
         shard = Shard(args)
         mine = args.plan[index :: args.processes]
         for prompt in mine:
@@ -223,6 +225,7 @@ def summarise(args, records: list[dict], seconds: float) -> dict:
             name: {str(budget): round(emitted / rounds, 3) for budget, (rounds, emitted) in sorted(cells.items()) if rounds}
             for name, cells in sorted(pooled.items())
         },
+        "devices": torch.cuda.device_count() if args.device.startswith("cuda") else 1,
         "device": torch.cuda.get_device_name() if args.device.startswith("cuda") else platform.processor() or "cpu",
         "dtype": args.dtype,
         "torch": torch.__version__,
