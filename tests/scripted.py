@@ -14,7 +14,9 @@ import torch
 from ddtree.engine.config import EngineConfig
 from ddtree.engine.engine import Engine
 from ddtree.sampling.choose import choose, rank_scores
+from ddtree.sampling.logprobs import token_logprobs
 from ddtree.tree.build import Candidates
+from ddtree.tree.draft_tree import DraftTree
 
 VOCAB = 13
 EOS = 7
@@ -37,7 +39,7 @@ class ScriptedTarget:
 
     def open(self, sequence):
         sequence.target_state = []
-        sequence.open_noise(VOCAB, torch.device("cpu"))
+        sequence.open_choice(VOCAB, torch.device("cpu"))
 
     def close(self, sequence):
         sequence.target_state = None
@@ -47,7 +49,9 @@ class ScriptedTarget:
         features = torch.tensor(token_ids, dtype=torch.float32)[:, None]
         if not last:
             return features, None
-        return features, self._choose(sequence, sequence.target_state, 0)
+        chosen, logits = self._choose(sequence, DraftTree.root_only(token_ids[-1]), sequence.target_state[:-1])
+        self._report(sequence, logits, chosen)
+        return features, int(chosen[0])
 
     def verify(self, sequences, trees):
         self.num_verifies += 1
@@ -57,28 +61,37 @@ class ScriptedTarget:
         for sequence, tree in zip(sequences, trees, strict=True):
             assert sequence.target_state == sequence.token_ids[:-1], "committed must be tokens[:-1]"
             assert tree.token_ids[0] == sequence.root_token
-            paths = [[]] * tree.num_nodes
-            for node in range(tree.num_nodes):
-                parent = tree.parents[node]
-                paths[node] = (paths[parent] if parent >= 0 else []) + [int(tree.token_ids[node])]
-            self.staged[sequence.request_id] = tree.token_ids
-            chosen.append(
-                np.array([self._choose(sequence, sequence.target_state + path, len(path)) for path in paths])
-            )
+            tokens, logits = self._choose(sequence, tree, sequence.target_state)
+            self.staged[sequence.request_id] = (tree.token_ids, tokens, logits)
+            chosen.append(tokens)
         return chosen
 
     def commit(self, sequences, paths):
         features = []
         for sequence, path in zip(sequences, paths, strict=True):
-            token_ids = self.staged.pop(sequence.request_id)[path].tolist()
+            token_ids, chosen, logits = self.staged.pop(sequence.request_id)
+            token_ids = token_ids[path].tolist()
+            self._report(sequence, logits[path], chosen[path])
             sequence.target_state.extend(token_ids)
             features.append(torch.tensor(token_ids, dtype=torch.float32)[:, None])
         return features
 
-    def _choose(self, sequence, prefix, depth):
-        logits = torch.from_numpy(logits_after(prefix))[None]
-        noise = sequence.noise(len(prefix), 1) if sequence.noise else None
-        return int(choose(logits, sequence.request.sampling, noise)[0])
+    def _choose(self, sequence, tree, committed):
+        """The token after each node and the logits `[N, V]` that it was chosen from."""
+        prefixes = []
+        for token_id, parent in zip(tree.token_ids.tolist(), tree.parents.tolist(), strict=True):
+            prefixes.append((prefixes[parent] if parent >= 0 else committed) + [token_id])
+        logits = torch.from_numpy(np.stack([logits_after(prefix) for prefix in prefixes]))
+        adjusted, chosen = sequence.adjust(logits, tree.token_ids, tree.parents), []
+        # Row by row, so that no two rows can share anything.
+        for row, prefix in zip(adjusted, prefixes, strict=True):
+            noise = sequence.noise(len(prefix), 1) if sequence.noise else None
+            chosen.append(int(choose(row[None], sequence.request.sampling, noise)[0]))
+        return np.array(chosen), logits
+
+    def _report(self, sequence, logits, token_ids):
+        if sequence.request.num_logprobs is not None:
+            sequence.logprobs += token_logprobs(logits, token_ids, sequence.request.num_logprobs)
 
 
 class ScriptedDrafter:
@@ -113,11 +126,13 @@ class ScriptedDrafter:
 
     def _candidates(self, sequence):
         assert sequence.drafter_state == sequence.token_ids[:-1]
-        prefix, rows = list(sequence.token_ids), []
-        for _ in range(self._depth(sequence)):
-            logits = logits_after(prefix)
+        prefix, rows, num_known = list(sequence.token_ids), [], len(sequence.token_ids)
+        for depth in range(self._depth(sequence)):
+            # A path of ever more right guesses: what the target would choose after it, adjusted as the target does.
+            logits = torch.from_numpy(np.stack([logits_after(prefix)] * (depth + 1)))
+            adjusted = sequence.adjust(logits, np.array(prefix[num_known - 1 :]), np.arange(-1, depth))[-1:]
             noise = sequence.noise(len(prefix), 1) if sequence.noise else None
-            true = int(choose(torch.from_numpy(logits)[None], sequence.request.sampling, noise)[0])
+            true = int(choose(adjusted, sequence.request.sampling, noise)[0])
             guess = np.zeros(VOCAB, np.float32)
             hit = self.rng.random() < self.skill
             guess[true if hit else (true + 1 + self.rng.integers(VOCAB - 1)) % VOCAB] = 3.0

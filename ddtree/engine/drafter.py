@@ -80,7 +80,7 @@ class Drafter:
         noise = None
         if sequence.noise is not None:
             noise = sequence.noise(sequence.context_length + 1, 1 + len(logits))[: len(logits)]
-        scores = rank_scores(logits, sequence.request.sampling, noise)
+        scores = rank_scores(sequence.adjust_draft(logits), sequence.request.sampling, noise)
         width = min(sequence.tree_budget, scores.shape[-1])
         log_probs, token_ids = scores.topk(width, dim=-1)
         return Candidates(token_ids.cpu().numpy(), log_probs.float().cpu().numpy())

@@ -6,6 +6,7 @@ import itertools
 import logging
 import time
 from collections import deque
+from dataclasses import replace
 
 from ddtree.engine.config import EngineConfig
 from ddtree.engine.decode_round import Round, decode_round
@@ -13,6 +14,7 @@ from ddtree.engine.finish import Finish, scan
 from ddtree.engine.request import Emission, Request
 from ddtree.engine.sequence import Sequence
 from ddtree.engine.stats import StageClock
+from ddtree.sampling.logprobs import TokenLogprob
 
 log = logging.getLogger(__name__)
 
@@ -87,17 +89,17 @@ class Engine:
         """Run one request to its end, alone; all its tokens in one emission. Raises RuntimeError on a fault."""
         request_id = self.add(request)
         token_ids: list[int] = []
+        logprobs: list[TokenLogprob] = []
         while True:
             for emission in self.step():
                 if emission.request_id != request_id:
                     continue
                 token_ids.extend(emission.token_ids)
+                logprobs.extend(emission.logprobs)
                 if emission.finish_reason == "error":
                     raise RuntimeError(emission.error)
                 if emission.finish_reason:
-                    return Emission(
-                        request_id, tuple(token_ids), emission.finish_reason, emission.stop_reason, stats=emission.stats
-                    )
+                    return replace(emission, token_ids=tuple(token_ids), logprobs=tuple(logprobs))
 
     def _check(self, request: Request) -> None:
         prompt, limit = request.prompt_token_ids, self.config.max_context
@@ -108,6 +110,9 @@ class Engine:
             raise ValueError(f"prompt_token_ids must lie in 0 ... {self.vocab_size - 1}, got {wrong}")
         if request.max_tokens < 1:
             raise ValueError(f"max_tokens must be >= 1, got {request.max_tokens}")
+        biased = next((t for t, _ in request.sampling.logit_bias if not 0 <= t < self.vocab_size), None)
+        if biased is not None:
+            raise ValueError(f"logit_bias: token ids lie in 0 ... {self.vocab_size - 1}, got {biased}")
         if request.tree_budget < 0:
             raise ValueError(f"tree_budget must be >= 0, got {request.tree_budget}")
         if len(prompt) + request.max_tokens > limit:
@@ -177,11 +182,17 @@ class Engine:
         return emissions
 
     def _emit(self, sequence: Sequence, token_ids: tuple[int, ...], finish: Finish | None) -> Emission:
+        logprobs, sequence.logprobs = tuple(sequence.logprobs), []
         if finish is None:
-            return Emission(sequence.request_id, token_ids)
+            return Emission(sequence.request_id, token_ids, logprobs=logprobs)
         self._leave(sequence)
         return Emission(
-            sequence.request_id, token_ids, finish.finish_reason, finish.stop_reason, stats=sequence.stats
+            sequence.request_id,
+            token_ids,
+            finish.finish_reason,
+            finish.stop_reason,
+            logprobs=logprobs,
+            stats=sequence.stats,
         )
 
     def _leave(self, sequence: Sequence) -> None:

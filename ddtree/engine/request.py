@@ -3,17 +3,37 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+
+from ddtree.sampling.logprobs import TokenLogprob
 from ddtree.sampling.params import SamplingParams
 
 
 class TokenWatcher(Protocol):
-    """Reads the emitted tokens in order, outside the engine: text, stop strings, later grammars."""
+    """Reads the emitted tokens in order, outside the engine: text, stop strings."""
 
     def feed(self, token_id: int) -> str | None:
         """Take one emitted token; return the stop string that its text completes, or None."""
+        ...
+
+
+class TokenGrammar(Protocol):
+    """Which tokens may follow, for one generation. Trees come as `token_ids`, `parents [N]`, node 0 the root."""
+
+    def follow(self, emitted: Sequence[int]) -> None:
+        """Advance by the tokens emitted since the last call; `emitted` is all of them, and only grows."""
+        ...
+
+    def fits(self, token_ids: np.ndarray, parents: np.ndarray) -> np.ndarray:
+        """`[N]` bool: the nodes whose whole path the grammar lets be."""
+        ...
+
+    def allowed(self, token_ids: np.ndarray, parents: np.ndarray) -> np.ndarray:
+        """`[N, ceil(V / 8)]` uint8: bit v of a row, least significant first, is set where token v may follow."""
         ...
 
 
@@ -30,6 +50,8 @@ class Request:
     eos_token_ids: frozenset[int] = frozenset()  # empty under ignore_eos
     stop_token_ids: frozenset[int] = frozenset()
     watcher: TokenWatcher | None = None
+    grammar: TokenGrammar | None = None
+    num_logprobs: int | None = None  # most probable tokens to report beside each emitted one; None reports nothing
 
 
 @dataclass
@@ -88,4 +110,5 @@ class Emission:
     finish_reason: str | None = None  # stop | length | abort | error, on the last emission
     stop_reason: int | str | None = None  # the stop token id or the stop string that ended it
     error: str | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()  # one per token, if the request wants them
     stats: RequestStats | None = None  # on the last emission

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 
 from ddtree.engine.request import Request, RequestStats
+from ddtree.sampling.adjust import LogitAdjuster
+from ddtree.sampling.logprobs import TokenLogprob
 from ddtree.sampling.noise import gumbel_noise, noise_key
 
 
@@ -38,11 +40,16 @@ class Sequence:
 
     request_id: int
     request: Request
-    tree_budget: int = 0  # in force: clamped, 0 without a drafter
+    tree_budget: int = 0  # of this round: clamped, 0 without a drafter; under "auto" planned anew each round
+    draft_depth: int | None = None  # most depths to draft in this round; None leaves it to the budget
     token_ids: list[int] = field(default_factory=list)  # prompt, then emitted
     noise: NoiseWindow | None = None  # None when greedy
+    adjuster: LogitAdjuster | None = None  # None where the target's logits are taken as they are
+    logprobs: list[TokenLogprob] = field(default_factory=list)  # of tokens not yet emitted
     target_state: Any = None  # owned by the target: caches
     drafter_state: Any = None  # owned by the drafter; None when it never drafts
+    pending_features: list[torch.Tensor] = field(default_factory=list)  # of plain rounds, not yet absorbed
+    auto: Any = None  # owned by the auto budget; None with a pinned one
     num_prefilled: int = 0
     stats: RequestStats = field(default_factory=RequestStats)
     submitted_at: float = field(default_factory=time.perf_counter)
@@ -56,6 +63,37 @@ class Sequence:
             request = self.request
             key = noise_key(request.seed, request.choice_index, request.prompt_token_ids)
             self.noise = NoiseWindow(key, vocab_size, device)
+
+    def open_choice(self, vocab_size: int, device: torch.device) -> None:
+        """What choosing its tokens needs: noise; penalties, bias and grammar."""
+        self.open_noise(vocab_size, device)
+        request = self.request
+        if request.sampling.adjusted or request.grammar is not None:
+            ends = request.eos_token_ids | request.stop_token_ids
+            self.adjuster = LogitAdjuster(request.sampling, request.prompt_token_ids, ends, vocab_size, device)
+
+    def adjust(self, logits: torch.Tensor, token_ids: np.ndarray, parents: np.ndarray) -> torch.Tensor:
+        """The logits `[N, V]` after the nodes of a tree, as the request wants them weighed."""
+        if self.adjuster is None:
+            return logits
+        self._follow()
+        grammar = self.request.grammar
+        return self.adjuster(logits, token_ids, parents, grammar.allowed(token_ids, parents) if grammar else None)
+
+    def adjust_draft(self, logits: torch.Tensor) -> torch.Tensor:
+        """The drafter's logits `[D, V]`, weighed as far as the history is known before the tree is."""
+        if self.adjuster is None:
+            return logits
+        self._follow()
+        allowed = None
+        if self.request.grammar is not None:
+            allowed = self.request.grammar.allowed(np.array([self.root_token]), np.array([-1]))
+        return self.adjuster.draft(logits, allowed)
+
+    def _follow(self) -> None:
+        self.adjuster.follow(self.token_ids)
+        if self.request.grammar is not None:
+            self.request.grammar.follow(self.token_ids[len(self.request.prompt_token_ids) :])
 
     @property
     def root_token(self) -> int:

@@ -13,6 +13,7 @@ import torch
 from ddtree.caches.rows import Rows, Span
 from ddtree.engine.sequence import Sequence
 from ddtree.sampling.choose import choose
+from ddtree.sampling.logprobs import token_logprobs
 from ddtree.tree.draft_tree import DraftTree
 
 
@@ -24,12 +25,14 @@ class Target:
         self.feature_layers = tuple(feature_layers)
         self.device = next(model.parameters()).device
         self._features: torch.Tensor | None = None  # [R, F] of the last verify
+        self._logits: torch.Tensor | None = None  # [R, V] of the last verify
+        self._chosen: list[np.ndarray] = []  # per tree its target tokens, [N]
         self._starts: list[int] = []
 
     def open(self, sequence: Sequence) -> None:
         """Give the sequence its caches."""
         sequence.target_state = self.model.new_cache()
-        sequence.open_noise(self.model.config.vocab_size, self.device)
+        sequence.open_choice(self.model.config.vocab_size, self.device)
 
     @torch.inference_mode()
     def prefill(self, sequence: Sequence, token_ids: list[int], last: bool) -> tuple[torch.Tensor | None, int | None]:
@@ -47,8 +50,9 @@ class Target:
         if not last:
             return output.features, None
         logits = self.model.logits(output.hidden[-1:])
-        noise = sequence.noise(start + count, 1) if sequence.noise else None
-        return output.features, int(choose(logits, sequence.request.sampling, noise)[0])
+        token_id = int(self._choose(sequence, DraftTree.root_only(token_ids[-1]), logits, start + count)[0])
+        self._report(sequence, logits, [token_id])
+        return output.features, token_id
 
     @torch.inference_mode()
     def verify(self, sequences: SequenceOf[Sequence], trees: SequenceOf[DraftTree]) -> list[np.ndarray]:
@@ -59,22 +63,25 @@ class Target:
         rows = self._pack(sequences, trees)
         output = self.model(rows, self._wanted(sequences))
         self._features, self._starts = output.features, [span.start for span in rows.spans]
-        logits = self.model.logits(output.hidden)
-        return [
-            self._choose(sequence, tree, logits[span.start : span.stop])
+        self._logits = logits = self.model.logits(output.hidden)
+        self._chosen = [
+            self._choose(sequence, tree, logits[span.start : span.stop], sequence.context_length + 1)
             for sequence, tree, span in zip(sequences, trees, rows.spans, strict=True)
         ]
+        return self._chosen
 
     @torch.inference_mode()
     def commit(self, sequences: SequenceOf[Sequence], paths: SequenceOf[np.ndarray]) -> list[torch.Tensor | None]:
         """Make each path permanent in its sequence's caches; returns the features of the *path's* rows, [n, F]."""
         features = []
-        for sequence, path, start in zip(sequences, paths, self._starts, strict=True):
+        for sequence, path, start, chosen in zip(sequences, paths, self._starts, self._chosen, strict=True):
             index = torch.as_tensor(path, dtype=torch.long).to(self.device)
             sequence.target_state.commit(index)
             wanted = sequence.drafts and self._features is not None
             features.append(self._features[start + index] if wanted else None)
-        self._features = None
+            if sequence.request.num_logprobs is not None:
+                self._report(sequence, self._logits[start + index], chosen[path])
+        self._features = self._logits = None
         return features
 
     def close(self, sequence: Sequence) -> None:
@@ -103,10 +110,17 @@ class Target:
             spans=tuple(spans),
         )
 
-    def _choose(self, sequence: Sequence, tree: DraftTree, logits: torch.Tensor) -> np.ndarray:
+    def _choose(self, sequence: Sequence, tree: DraftTree, logits: torch.Tensor, position: int) -> np.ndarray:
+        """The token after each node; `position` is that of the root's."""
         noise = None
         if sequence.noise is not None:
             # The token after a node sits one position below it; siblings share their depth's noise.
-            window = sequence.noise(sequence.context_length + 1, int(tree.depths.max()) + 1)
+            window = sequence.noise(position, int(tree.depths.max()) + 1)
             noise = window[torch.from_numpy(tree.depths.astype(np.int64)).to(self.device)]
-        return choose(logits, sequence.request.sampling, noise).cpu().numpy()
+        adjusted = sequence.adjust(logits, tree.token_ids, tree.parents)
+        return choose(adjusted, sequence.request.sampling, noise).cpu().numpy()
+
+    def _report(self, sequence: Sequence, logits: torch.Tensor, token_ids: SequenceOf[int]) -> None:
+        """Note the log-probabilities of emitted tokens, from the rows `logits [n, V]` that chose them."""
+        if sequence.request.num_logprobs is not None:
+            sequence.logprobs += token_logprobs(logits, token_ids, sequence.request.num_logprobs)

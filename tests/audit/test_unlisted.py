@@ -26,10 +26,10 @@ def wheres(engine, plan=GREEDY) -> str:
 
 
 def test_noise_by_row_instead_of_depth(llama, monkeypatch):
-    def by_row(self, sequence, tree, logits):
+    def by_row(self, sequence, tree, logits, position):
         from ddtree.sampling.choose import choose
 
-        noise = sequence.noise(sequence.context_length + 1, len(logits)) if sequence.noise else None
+        noise = sequence.noise(position, len(logits)) if sequence.noise else None
         return choose(logits, sequence.request.sampling, noise).numpy()
 
     monkeypatch.setattr(Target, "_choose", by_row)
