@@ -9,7 +9,7 @@ from typing import Any
 from ddtree.server.errors import InvalidRequest
 from ddtree.server.protocol import ChatRequest, TokenizeRequest
 from ddtree.server.watch import ServedWatcher
-from ddtree.text import ReasoningParser, TextWatcher, Tokenizer, knows_thinking, opens_thinking, render_chat
+from ddtree.text import ReasoningParser, TextWatcher, Thought, Tokenizer, render_chat, thought_state
 
 
 @dataclass(frozen=True)
@@ -17,8 +17,12 @@ class Prompt:
     """Token ids, and how the answer to them is to be read."""
 
     token_ids: tuple[int, ...]
-    opens_thought: bool = False  # the answer begins inside a thought
-    may_think: bool = False  # the answer is split into thought and content
+    thought: Thought | None = None  # where the prompt leaves it; None: the answer is not split
+
+    @property
+    def may_think(self) -> bool:
+        """Is the answer split into thought and content?"""
+        return self.thought is not None
 
 
 class Text:
@@ -53,15 +57,14 @@ class Text:
         except ValueError as error:
             raise _named(error) from None
         token_ids = self.encode(rendered, "messages", add_special_tokens=False)
-        opens_thought = opens_thinking(rendered)
-        # A template that always opens a thought needs no switch for it.
-        may_think = opens_thought or knows_thinking(self._tokenizer.chat_template)
-        return Prompt(tuple(token_ids), opens_thought, may_think)
+        return Prompt(tuple(token_ids), thought_state(rendered, self._tokenizer.chat_template))
 
     def watcher(self, prompt: Prompt, stops: Iterable[str], hidden_ids: frozenset[int]) -> ServedWatcher:
         """What reads one generation's tokens."""
-        parser = ReasoningParser(open=prompt.opens_thought) if prompt.may_think else None
-        return ServedWatcher(TextWatcher(self._tokenizer, stops, hidden_ids), parser)
+        if prompt.thought is None:
+            return ServedWatcher(TextWatcher(self._tokenizer, stops, hidden_ids))
+        text = TextWatcher(self._tokenizer, stops, hidden_ids, shown_ids=self._tokenizer.thought_tag_ids)
+        return ServedWatcher(text, ReasoningParser(prompt.thought))
 
 
 def _refuse_tools(message: dict[str, Any], where: str) -> None:

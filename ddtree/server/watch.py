@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 
-from ddtree.text import ReasoningParser, TextWatcher
-from ddtree.text.parse import REASONING
+from ddtree.text import ParserChain, ReasoningParser, SpanParser, TextWatcher
+from ddtree.text.parse import CONTENT, REASONING
 
 
 @dataclass(frozen=True)
 class Shown:
-    """Text that became showable, and how many of the tokens behind it belong to a thought."""
+    """Text that became showable; with the last piece, how many tokens of the generation belong to its thought."""
 
     text: str = ""
     reasoning: str = ""
@@ -20,37 +21,29 @@ class Shown:
 class ServedWatcher:
     """A TokenWatcher for the engine. Fed and read in the engine's thread, so that nothing is read half-written."""
 
-    def __init__(self, text: TextWatcher, parser: ReasoningParser | None = None):
+    def __init__(self, text: TextWatcher, *parsers: SpanParser):
+        """Each parser reads what those before it called content; without any, all text is."""
         self._text = text
-        self._parser = parser
-        self._shown = ""
-        self._reasoning = ""
-        self._num_reasoning = 0
+        self._parser = ParserChain(*parsers)
+        self._thought = next((parser for parser in parsers if isinstance(parser, ReasoningParser)), None)
 
     def feed(self, token_id: int) -> str | None:
         """Take one token; returns the stop string that it completes."""
-        stop = self._text.feed(token_id)
-        if self._parser is not None:
-            # Token by token, so that the count does not depend on how many a round emits.
-            self._num_reasoning += self._parser.in_reasoning
-            self._split(self._parser.feed(self._text.take()))
-        return stop
+        return self._text.feed(token_id)
 
     def take(self, last: bool = False) -> Shown:
         """What became showable since the last call; with `last`, everything that was held back."""
-        text = self._text.take() + (self._text.finish() if last else "")
-        if self._parser is None:
-            return Shown(text)
-        self._split(self._parser.feed(text))
+        spans = self._parser.feed(self._text.take() + (self._text.finish() if last else ""))
         if last:
-            self._split(self._parser.flush())
-        shown = Shown(self._shown, self._reasoning, self._num_reasoning)
-        self._shown, self._reasoning, self._num_reasoning = "", "", 0
-        return shown
+            spans += self._parser.flush()
+        reasoning = "".join(text for kind, text in spans if kind == REASONING)
+        shown = "".join(text for kind, text in spans if kind == CONTENT)
+        return Shown(shown, reasoning, self._num_reasoning() if last else 0)
 
-    def _split(self, spans: list[tuple[str, str]]) -> None:
-        for kind, text in spans:
-            if kind == REASONING:
-                self._reasoning += text
-            else:
-                self._shown += text
+    def _num_reasoning(self) -> int:
+        """Tokens that begin inside the thought, its tags included; by place, as one token may close it late."""
+        if self._thought is None or self._thought.thought_start is None:
+            return 0
+        starts, end = self._text.token_offsets, self._thought.thought_end
+        first = bisect_left(starts, self._thought.thought_start)
+        return (len(starts) if end is None else bisect_left(starts, end)) - first

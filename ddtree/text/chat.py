@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddtree.text.messages import normalise
+from ddtree.text.parse import THINK_END, THINK_START, Thought
 from ddtree.text.tokenizer import Tokenizer
 
 # Set from the request itself; a template argument of that name would say something else than the request.
@@ -30,9 +31,12 @@ def render_chat(
     if source is None:
         raise ValueError("messages: this model has no chat template; use /v1/completions with a prompt")
     arguments = dict(chat_template_kwargs or {})
-    inner = arguments.pop("enable_thinking", None)
-    thinking = _thinking(source, enable_thinking if inner is None else inner)
-    if thinking is not None:
+    switch, field = enable_thinking, "enable_thinking"
+    if arguments.get(field) is not None:
+        switch, field = arguments[field], f"chat_template_kwargs.{field}"
+    arguments.pop("enable_thinking", None)
+    thinking = _switch(switch, field)
+    if thinking is not None and knows_thinking(source):
         arguments["enable_thinking"] = thinking
     if tools and not _mentions(source, "tools"):
         raise ValueError("tools: this model's chat template does not read them")
@@ -40,7 +44,7 @@ def render_chat(
     from jinja2 import TemplateError
 
     try:
-        return tokenizer.pretrained.apply_chat_template(
+        rendered = tokenizer.pretrained.apply_chat_template(
             normalise(messages),
             tools=list(tools) if tools else None,
             chat_template=source,
@@ -50,6 +54,9 @@ def render_chat(
         )
     except (TemplateError, TypeError) as error:
         raise ValueError(f"messages: the model's chat template refuses them ({error})") from error
+    if thinking is not None and not knows_thinking(source):
+        _check_without_switch(thinking, opens_thinking(rendered), field)
+    return rendered
 
 
 def knows_thinking(template: str | None) -> bool:
@@ -57,24 +64,36 @@ def knows_thinking(template: str | None) -> bool:
     return template is not None and _mentions(template, "enable_thinking")
 
 
-def opens_thinking(rendered_prompt: str, start: str = "<think>") -> bool:
+def opens_thinking(rendered_prompt: str, start: str = THINK_START) -> bool:
     """Does the prompt end inside an open thought? Only its very end counts: a user may write the tag too."""
     return rendered_prompt.rstrip().endswith(start)
 
 
-def _thinking(template: str, value: Any) -> bool | None:
-    """The switch as the template is to see it; None leaves the template's own default."""
-    if value is None:
+def thought_state(rendered_prompt: str, template: str | None) -> Thought | None:
+    """Where the prompt leaves the thought; None if the model writes none, as far as its template tells."""
+    if opens_thinking(rendered_prompt):
+        return Thought.OPEN
+    # A template that takes thoughts out of the history belongs to a model that writes them.
+    if template is None or not (knows_thinking(template) or THINK_END in template):
         return None
+    return Thought.CLOSED if rendered_prompt.rstrip().endswith(THINK_END) else Thought.UNDECIDED
+
+
+def _switch(value: Any, field: str) -> bool | None:
+    """The switch as the template is to see it; None leaves the template's own default."""
     if isinstance(value, str):
         value = {"true": True, "false": False}.get(value.strip().lower(), value)
-    if not isinstance(value, bool):
-        raise ValueError(f"enable_thinking: expected true or false, got {value!r}")
-    if knows_thinking(template):
-        return value
-    if value:
-        raise ValueError("enable_thinking: this model's chat template knows no thinking; leave it out or send false")
-    return None
+    if value is not None and not isinstance(value, bool):
+        raise ValueError(f"{field}: expected true or false, got {value!r}")
+    return value
+
+
+def _check_without_switch(thinking: bool, opens: bool, field: str) -> None:
+    """A template without the switch does what it does: ask for that, or be refused."""
+    if thinking and not opens:
+        raise ValueError(f"{field}: this model's chat template knows no thinking; leave it out or send false")
+    if opens and not thinking:
+        raise ValueError(f"{field}: this model's chat template always opens a thought; leave it out or send true")
 
 
 def _known(template: str, arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ byte by byte; the others (whose decoders look at neighbours) by comparing the de
 from __future__ import annotations
 
 import codecs
+from collections.abc import Collection
 
 from ddtree.text.tokenizer import Tokenizer
 
@@ -16,9 +17,12 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 class Detokenizer:
     """One generation's text. Special tokens are skipped by id, never by look."""
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, skip_special_tokens: bool = True, shown_ids: Collection[int] = frozenset()
+    ) -> None:
+        """`shown_ids` have text even where they are special: what a parser has to read."""
         self._tokenizer = tokenizer
-        self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._skipped = tokenizer.special_ids.difference(shown_ids) if skip_special_tokens else frozenset()
         self._by_bytes = tokenizer.vocabulary.is_byte_level
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
         # By comparison: `_window` holds the tokens already given out that the next ones are decoded after.

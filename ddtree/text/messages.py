@@ -43,6 +43,9 @@ def _normal_message(message: Mapping[str, Any], where: str) -> Message:
     normal = {key: value for key, value in message.items() if value is not None}
     normal["role"] = role
     normal["content"] = _text(message.get("content"), f"{where}.content")
+    if not isinstance(normal.get("reasoning_content", ""), str):
+        kind = type(normal["reasoning_content"]).__name__
+        raise ValueError(f"{where}.reasoning_content: expected a string or null, got {kind}")
     if "tool_calls" in normal:
         normal["tool_calls"] = [_normal_call(call, where) for call in normal["tool_calls"]]
     return normal

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from ddtree.text.load import load_pretrained
+from ddtree.text.parse import THINK_END, THINK_START
 from ddtree.text.vocabulary import Vocabulary
 
 # Markers that close a turn. One counts as an end only if it is a token and the model's own template writes it.
@@ -60,6 +61,12 @@ class Tokenizer:
             if token_id is not None and marker in template:
                 ids.add(token_id)
         return frozenset(ids)
+
+    @cached_property
+    def thought_tag_ids(self) -> frozenset[int]:
+        """The thought's tags where they are tokens of their own; some tokenizers mark them special."""
+        ids = (self.backend.token_to_id(tag) for tag in (THINK_START, THINK_END))
+        return frozenset(token_id for token_id in ids if token_id is not None)
 
     @cached_property
     def vocab_size(self) -> int:

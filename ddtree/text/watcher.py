@@ -19,9 +19,13 @@ class TextWatcher:
         hidden_ids: Collection[int] = frozenset(),
         skip_special_tokens: bool = True,
         min_tokens: int = 0,
+        shown_ids: Collection[int] = frozenset(),
     ) -> None:
-        """`hidden_ids` (EOS and stop ids) have no text; stop strings count from the `min_tokens`-th token on."""
-        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens)
+        """`hidden_ids` (EOS and stop ids) have no text, `shown_ids` have it though special.
+
+        Stop strings count from the `min_tokens`-th token on.
+        """
+        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens, shown_ids)
         self._stops = StopStrings(stops)
         self._hidden_ids = frozenset(hidden_ids)
         self._min_tokens = min_tokens

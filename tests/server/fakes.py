@@ -31,6 +31,7 @@ class ByteTokenizer:
 
     special_ids = frozenset({EOS, TURN})
     eos_token_ids = frozenset({EOS})
+    thought_tag_ids = frozenset()
     vocab_size = VOCAB
 
     def __init__(self, chat_template: str | None = PLAIN_TEMPLATE):
@@ -134,12 +135,14 @@ FACTS = Facts(max_context=512, vocab_size=VOCAB, default_tree_budget=16, block_s
 
 
 @contextmanager
-def serving(engine=None, template=PLAIN_TEMPLATE, max_waiting=128, load=None, facts=FACTS, **settings):
+def serving(
+    engine=None, template=PLAIN_TEMPLATE, max_waiting=128, load=None, facts=FACTS, tokenizer=None, **settings
+):
     """A client of the app over a real worker thread around a scripted engine."""
     engine = engine or ScriptEngine()
     worker = Worker(load or (lambda: (engine, facts)), max_waiting=max_waiting).start()
     options = {"served_names": ("toy", "org/alias"), "target": "toy"} | settings
-    app = create_app(worker, ByteTokenizer(template), ServerSettings(**options))
+    app = create_app(worker, tokenizer or ByteTokenizer(template), ServerSettings(**options))
     if load is None:
         wait_for(lambda: worker.state != "starting")
     try:

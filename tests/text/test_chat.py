@@ -2,7 +2,8 @@
 
 import pytest
 
-from ddtree.text.chat import knows_thinking, opens_thinking, render_chat
+from ddtree.text.chat import knows_thinking, opens_thinking, render_chat, thought_state
+from ddtree.text.parse import Thought
 from tests.text.conftest import CHATML, THINKING
 
 HI = [{"role": "user", "content": "hi"}]
@@ -53,6 +54,7 @@ def test_system_messages_merge_and_lead(chat_tokenizer):
         (["hi"], r"messages\[0\]: expected an object, got str"),
         ([{"role": "user", "content": 3}], r"messages\[0\].content: expected a string"),
         ([*HI, {"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], r"messages\[1\].content\[0\].type: 'image_url'"),
+        ([{"role": "assistant", "reasoning_content": ["a"]}], r"messages\[0\].reasoning_content: expected a string or null, got list"),
         ([{"role": "user", "content": [{"type": "text"}]}], r"content\[0\].text: expected a string, got NoneType"),
         ([{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}], "arguments are not JSON"),
     ],
@@ -99,6 +101,19 @@ def test_a_template_without_thinking(chat_tokenizer):
         render_chat(chat_tokenizer, HI, enable_thinking="maybe")
 
 
+def test_the_switch_is_named_where_it_stood(thinking_tokenizer):
+    with pytest.raises(ValueError, match=r"^chat_template_kwargs.enable_thinking: expected true or false, got 1"):
+        render_chat(thinking_tokenizer, HI, enable_thinking=True, chat_template_kwargs={"enable_thinking": 1})
+
+
+def test_a_template_that_always_thinks(chat_tokenizer):
+    """As the models that only think have it: an opener, no switch. What it does anyway may be asked for."""
+    chat_tokenizer.pretrained.chat_template = CHATML.replace("assistant\n", "assistant\n<think>\n")
+    assert opens_thinking(render_chat(chat_tokenizer, HI, enable_thinking=True))
+    with pytest.raises(ValueError, match="^enable_thinking: .* always opens a thought"):
+        render_chat(chat_tokenizer, HI, enable_thinking="false")
+
+
 def test_template_arguments_are_used_or_refused(chat_tokenizer):
     with pytest.raises(ValueError, match="chat_template_kwargs.style: .* does not read it"):
         render_chat(chat_tokenizer, HI, chat_template_kwargs={"style": "terse"})
@@ -130,3 +145,18 @@ def test_detection():
     assert not knows_thinking(None)
     assert opens_thinking("<|im_start|>assistant\n<think>\n")
     assert not opens_thinking("what does <think> mean?<|im_end|>\n<|im_start|>assistant\n")
+
+
+@pytest.mark.parametrize(
+    ("end", "template", "state"),
+    [
+        ("assistant\n<think>\n", CHATML, Thought.OPEN),
+        ("assistant\n<think>\n\n</think>\n\n", THINKING, Thought.CLOSED),
+        ("assistant\n", THINKING, Thought.UNDECIDED),
+        ("assistant\n", "{{ m.content.split('</think>')[-1] }}", Thought.UNDECIDED),
+        ("assistant\n", CHATML, None),
+        ("assistant\n", None, None),
+    ],
+)
+def test_the_prompt_says_where_the_thought_stands(end, template, state):
+    assert thought_state("<|im_start|>user\n</think> or <think>?<|im_end|>\n<|im_start|>" + end, template) is state
