@@ -33,6 +33,8 @@ LIVES_IN = {
     "transformers": "text audit",
     "fastapi": "server",
     "uvicorn": "server",
+    "prometheus_client": "server",
+    "llguidance": "text",
     "pydantic": "server",
     "gguf": "models training/export.py",
     "safetensors": "models training/export.py",

@@ -64,6 +64,12 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--api-key", help="demand this key (default: none; DDTREE_API_KEY keeps it off the process list)")
     parser.add_argument("--replicas", type=whole(1), default=1, metavar="N", help="(default: 1, the only one yet)")
     parser.add_argument("--no-ui", action="store_true", help="serve no web page (there is none yet)")
+    parser.add_argument(
+        "--cors-origin",
+        action="append",
+        metavar="ORIGIN",
+        help='let scripts of this web origin call (repeatable; default: "*", all of them; "" for none)',
+    )
     parser.add_argument("--max-waiting", type=whole(1), default=128, metavar="N", help="queue limit (default: 128)")
     parser.add_argument("--verbose", action="store_true", help="log at debug level")
     parser.set_defaults(run=_serve)

@@ -10,6 +10,7 @@ import sys
 from ddtree.cli.loaded import default_budget, find, load
 from ddtree.server.app import create_app
 from ddtree.server.facts import facts_of
+from ddtree.server.metrics import Metrics
 from ddtree.server.run import listen_on, run, url_of
 from ddtree.server.settings import ServerSettings
 from ddtree.server.worker import Worker
@@ -31,10 +32,11 @@ def serve(args: argparse.Namespace) -> int:
             served_names=tuple(dict.fromkeys((source.served_name, *args.served_model_name))),
             target=source.name,
             drafter=str(source.drafter) if source.drafter else None,
+            cors_origins=("*",) if args.cors_origin is None else tuple(filter(None, args.cors_origin)),
             api_key=os.environ.get("DDTREE_API_KEY") if args.api_key is None else args.api_key,
         )
         url = url_of(sock)
-        worker = Worker(lambda: _load(args, source, url), max_waiting=args.max_waiting)
+        worker = Worker(lambda: _load(args, source, url), args.max_waiting, Metrics(settings.model))
         app = create_app(worker, tokenizer, settings)
         logger.info("loading %s from %s", settings.model, source.target)
         run(app, worker, sock)

@@ -49,6 +49,12 @@ class Engine:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
+    @property
+    def cache_use(self) -> float:
+        """Committed tokens of what runs, over what it could hold: 0 to 1."""
+        held = sum(sequence.context_length for sequence in list(self._running))
+        return held / (self.config.max_context * self.config.max_running)
+
     def add(self, request: Request) -> int:
         """Queue a request; returns its id. Raises ValueError before anything runs."""
         self._check(request)

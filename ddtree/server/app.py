@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -44,11 +45,21 @@ def create_app(worker: WorkerLike, tokenizer: Tokenizer, settings: ServerSetting
         ("GET", "/health", handlers.health),
         ("GET", "/version", handlers.version),
         ("GET", "/stats", handlers.stats),
+        ("GET", "/metrics", handlers.metrics),
     ]
     for method, path, handler in routes:
         app.add_api_route(path, handler, methods=[method], response_model=None)
     if settings.api_key is not None:
         app.add_middleware(KeyGuard, api_key=settings.api_key)
+    if settings.cors_origins:
+        # The outermost, as a preflight carries no key.
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(settings.cors_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["Retry-After"],
+        )
     return app
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ddtree.engine.request import Emission, Request
+from ddtree.server.metrics import Metrics
 from ddtree.server.watch import Shown
 
 logger = logging.getLogger("ddtree.server")
@@ -26,6 +27,7 @@ class Facts:
     device: str = "cpu"
     dtype: str = "float32"
     memory: Callable[[], dict] = dict  # JSON for /stats
+    cache_use: Callable[[], float] = float  # share of the running requests' context that is filled
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class WorkerLike(Protocol):
     facts: Facts | None  # once ready
     num_running: int
     num_waiting: int
+    metrics: Metrics
 
     async def submit(self, requests: Sequence[Request]) -> Batch: ...
 

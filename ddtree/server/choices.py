@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ddtree.engine.request import RequestStats
+from ddtree.sampling.logprobs import TokenLogprob
 from ddtree.server.batch import Piece
 from ddtree.server.errors import EngineFailed
 
@@ -18,6 +19,7 @@ class Choice:
     reasoning: str = ""
     num_reasoning: int = 0
     token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     stats: RequestStats | None = None
@@ -31,5 +33,6 @@ class Choice:
         self.reasoning += piece.shown.reasoning
         self.num_reasoning += piece.shown.num_reasoning
         self.token_ids.extend(emission.token_ids)
+        self.logprobs.extend(emission.logprobs)
         self.finish_reason, self.stop_reason = emission.finish_reason, emission.stop_reason
         self.stats = emission.stats or self.stats

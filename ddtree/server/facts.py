@@ -22,6 +22,7 @@ def facts_of(engine, default_tree_budget: int) -> Facts:
         device=str(device),
         dtype=str(model.dtype).removeprefix("torch."),
         memory=lambda: memory_of(device),
+        cache_use=lambda: engine.cache_use,
     )
 
 

@@ -124,12 +124,22 @@ class Handlers:
             }
         )
 
+    async def metrics(self) -> Response:
+        """GET /metrics: Prometheus text."""
+        worker, facts = self._worker, self._worker.facts
+        cache_use = facts.cache_use() if facts is not None else 0.0
+        body = worker.metrics.render(worker.num_running, worker.num_waiting, cache_use)
+        return Response(body, media_type=worker.metrics.content_type)
+
     async def _generate(
         self, request: Request, body: Generation, chat: bool, facts: Facts, prompts: Callable[[], list[Prompt]]
     ) -> Response:
         limit = self._settings.max_sequences
         prepared = await self._aside(lambda: prepare(body, prompts(), self._text, facts, limit))
-        wire = Wire(self._settings.model, prepared, chat, bool(body.return_token_ids), body.include_usage)
+        shapers = None
+        if body.num_logprobs is not None:
+            shapers = tuple(self._text.logprobs(each, chat) for each in prepared.requests)
+        wire = Wire(self._settings.model, prepared, chat, bool(body.return_token_ids), body.include_usage, shapers)
         batch = await self._worker.submit(prepared.requests)
         if body.stream:
             return EventStream(events(batch, wire, self._settings.keep_alive_s), batch)

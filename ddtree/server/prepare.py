@@ -60,6 +60,8 @@ def prepare(body: Generation, prompts: Sequence[Prompt], text: Text, facts: Fact
         )
     for token_id in body.stop_token_ids or ():
         _check_id(token_id, facts.vocab_size, "stop_token_ids")
+    for token_id in body.logit_bias or ():
+        _check_id(int(token_id), facts.vocab_size, "logit_bias")
     seed = secrets.randbits(63) if body.seed is None else body.seed
     budget = _budget(body, facts)
     sampling = _sampling(body)
@@ -75,7 +77,8 @@ def prepare(body: Generation, prompts: Sequence[Prompt], text: Text, facts: Fact
             tree_budget=budget,
             eos_token_ids=eos_token_ids,
             stop_token_ids=stop_token_ids,
-            watcher=text.watcher(prompt, body.stops, eos_token_ids | stop_token_ids),
+            watcher=text.watcher(prompt, body.stops, eos_token_ids | stop_token_ids, body.min_tokens or 0),
+            num_logprobs=body.num_logprobs,
         )
         for prompt in prompts
         for choice in range(num_choices)
@@ -102,6 +105,11 @@ def _sampling(body: Generation) -> SamplingParams:
             top_p=DEFAULT_TOP_P if body.top_p is None else float(body.top_p),
             top_k=max(body.top_k or 0, 0),  # vLLM's clients write -1 for "all of them"
             min_p=float(body.min_p or 0.0),
+            presence_penalty=float(body.presence_penalty or 0.0),
+            frequency_penalty=float(body.frequency_penalty or 0.0),
+            repetition_penalty=1.0 if body.repetition_penalty is None else float(body.repetition_penalty),
+            logit_bias=tuple((int(token_id), float(bias)) for token_id, bias in (body.logit_bias or {}).items()),
+            min_tokens=body.min_tokens or 0,
         )
     except ValueError as error:
         raise InvalidRequest(str(error)) from None

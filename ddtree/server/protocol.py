@@ -10,8 +10,10 @@ from ddtree.server.errors import shown
 
 MAX_CHOICES = 128
 MAX_STOPS = 64
+MAX_LOGPROBS = 20
 
 Probability = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
 TokenId = Annotated[int, Field(ge=0)]
 
 
@@ -38,6 +40,11 @@ class Generation(Wire):
     top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None
     min_p: Probability | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)] | None = None
+    logit_bias: dict[str, float] | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     stop: str | list[str] | None = None
@@ -57,6 +64,21 @@ class Generation(Wire):
             raise ValueError(f'must be an integer >= 0 or "auto", got {shown(value)}')
         return value
 
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _bias(cls, value: Any) -> Any:
+        """Token ids are JSON keys, so strings; an empty list is how some clients write "none"."""
+        if not value and value in (None, [], {}):
+            return None
+        if not isinstance(value, dict):
+            raise ValueError(f"must be an object of token ids and numbers, got {shown(value)}")
+        for token_id, bias in value.items():
+            if not token_id.isascii() or not token_id.isdecimal():
+                raise ValueError(f"keys are token ids, got {shown(token_id)}")
+            if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
+                raise ValueError(f"a bias is a number in -100 ... 100, got {shown(bias)} for token {token_id}")
+        return value
+
     @field_validator("stop")
     @classmethod
     def _stop(cls, value: str | list[str] | None) -> str | list[str] | None:
@@ -72,6 +94,8 @@ class Generation(Wire):
         both = (self.max_tokens, self.max_completion_tokens)
         if None not in both and both[0] != both[1]:
             raise ValueError(f"max_tokens is {both[0]} and max_completion_tokens is {both[1]}: give one of them")
+        if self.min_tokens and self.token_limit is not None and self.min_tokens > self.token_limit:
+            raise ValueError(f"min_tokens is {self.min_tokens} and max_tokens {self.token_limit}: lower min_tokens")
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options is only allowed with stream: true")
         return self
@@ -96,6 +120,12 @@ class CompletionRequest(Generation):
     """Body of /v1/completions."""
 
     prompt: str | list[str] | list[int] | list[list[int]]
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Most probable tokens wanted beside each emitted one; None wants no log-probabilities."""
+        return self.logprobs
 
     @field_validator("prompt", mode="before")
     @classmethod
@@ -121,6 +151,19 @@ class ChatRequest(Generation):
     messages: list[dict[str, Any]]
     enable_thinking: bool | str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+
+    @model_validator(mode="after")
+    def _tops_need_logprobs(self) -> ChatRequest:
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError(f"top_logprobs is {self.top_logprobs} without logprobs: send logprobs: true as well")
+        return self
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Most probable tokens wanted beside each emitted one; None wants no log-probabilities."""
+        return (self.top_logprobs or 0) if self.logprobs else None
 
 
 class TokenizeRequest(Wire):

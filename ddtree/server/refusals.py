@@ -10,13 +10,8 @@ from ddtree.server.errors import InvalidRequest, shown
 
 # field -> the values that ask for nothing. null always does.
 SAMPLING = {
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
     "length_penalty": (1,),
     "repeat_penalty": (1,),
-    "logit_bias": ({}, []),
-    "min_tokens": (0,),
     "min_new_tokens": (0,),
     "typical_p": (1,),
     "top_a": (0,),
@@ -49,7 +44,6 @@ GRAMMAR = {
     "response_format": ({"type": "text"},),
 }
 OUTPUT = {
-    "top_logprobs": (0,),
     "prompt_logprobs": (),
     "echo": (False,),
     "include_stop_str_in_output": (False,),
@@ -69,7 +63,7 @@ PROMPT = {
     "cache_prompt": (True, False),
 }
 COMPLETION = {**SAMPLING, **GRAMMAR, **OUTPUT, **PROMPT} | {
-    "logprobs": (),
+    "top_logprobs": (0,),
     "suffix": ("",),
     "add_special_tokens": (True,),
     "messages": (),
@@ -77,7 +71,6 @@ COMPLETION = {**SAMPLING, **GRAMMAR, **OUTPUT, **PROMPT} | {
     "chat_template_kwargs": ({},),
 }
 CHAT = {**SAMPLING, **GRAMMAR, **OUTPUT, **PROMPT} | {
-    "logprobs": (False,),
     "prompt": (),
     "tools": ([],),
     "tool_choice": ("none",),
@@ -111,6 +104,9 @@ EXTRA_BODY = (
 )
 REMEDIES = {
     "max_new_tokens": "use max_tokens",
+    "min_new_tokens": "use min_tokens",
+    "repeat_penalty": "use repetition_penalty",
+    "top_logprobs": "use logprobs: k",
     "max_output_tokens": "use max_tokens",
     "n_predict": "use max_tokens",
     "messages": "messages belong to /v1/chat/completions, /v1/completions takes a prompt",
@@ -118,6 +114,10 @@ REMEDIES = {
     "enable_thinking": "/v1/completions applies no chat template",
     "chat_template_kwargs": "/v1/completions applies no chat template",
     "echo": "prepend the prompt yourself",
+    **dict.fromkeys(
+        ("reasoning_effort", "reasoning", "thinking", "thinking_budget", "thinking_token_budget"),
+        "enable_thinking turns thinking on or off, max_tokens bounds thought and answer together",
+    ),
 }
 
 

@@ -6,7 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ddtree.engine.request import Request
 from ddtree.server.errors import InvalidRequest
+from ddtree.server.logprobs import ChatLogprobs, CompletionLogprobs, LogprobShaper
 from ddtree.server.protocol import ChatRequest, TokenizeRequest
 from ddtree.server.watch import ServedWatcher
 from ddtree.text import ReasoningParser, TextWatcher, Thought, Tokenizer, render_chat, thought_state
@@ -59,12 +61,19 @@ class Text:
         token_ids = self.encode(rendered, "messages", add_special_tokens=False)
         return Prompt(tuple(token_ids), thought_state(rendered, self._tokenizer.chat_template))
 
-    def watcher(self, prompt: Prompt, stops: Iterable[str], hidden_ids: frozenset[int]) -> ServedWatcher:
+    def watcher(
+        self, prompt: Prompt, stops: Iterable[str], hidden_ids: frozenset[int], min_tokens: int = 0
+    ) -> ServedWatcher:
         """What reads one generation's tokens."""
-        if prompt.thought is None:
-            return ServedWatcher(TextWatcher(self._tokenizer, stops, hidden_ids))
-        text = TextWatcher(self._tokenizer, stops, hidden_ids, shown_ids=self._tokenizer.thought_tag_ids)
-        return ServedWatcher(text, ReasoningParser(prompt.thought))
+        shown_ids = frozenset() if prompt.thought is None else self._tokenizer.thought_tag_ids
+        text = TextWatcher(self._tokenizer, stops, hidden_ids, min_tokens=min_tokens, shown_ids=shown_ids)
+        return ServedWatcher(text, *([] if prompt.thought is None else [ReasoningParser(prompt.thought)]))
+
+    def logprobs(self, request: Request, chat: bool) -> LogprobShaper:
+        """What shapes one choice's log-probabilities."""
+        if chat:
+            return ChatLogprobs(self._tokenizer)
+        return CompletionLogprobs(self._tokenizer, request.eos_token_ids | request.stop_token_ids)
 
 
 def _refuse_tools(message: dict[str, Any], where: str) -> None:

@@ -11,6 +11,7 @@ from ddtree import __version__
 from ddtree.engine.request import RequestStats
 from ddtree.server.batch import Piece
 from ddtree.server.choices import Choice
+from ddtree.server.logprobs import LogprobShaper
 from ddtree.server.prepare import Prepared
 from ddtree.server.report import ddtree_object, usage_object
 
@@ -26,6 +27,7 @@ class Wire:
     chat: bool
     return_token_ids: bool
     include_usage: bool
+    logprobs: tuple[LogprobShaper, ...] | None = None  # one per choice, if the request wants them
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -45,6 +47,8 @@ class Wire:
         """What a piece adds; None if it shows nothing yet."""
         shown, token_ids = piece.shown, list(piece.emission.token_ids)
         tokens = {"token_ids": token_ids} if self.return_token_ids else {}
+        if self.logprobs is not None and token_ids:
+            tokens["logprobs"] = self.logprobs[piece.index].shape(piece.emission.logprobs)
         if not (shown.text or shown.reasoning or (tokens and token_ids)):
             return None
         if not self.chat:
@@ -92,6 +96,8 @@ class Wire:
 
     def _choice(self, choice: Choice, several: bool) -> dict:
         fields: dict = {"index": choice.index, "logprobs": None}
+        if self.logprobs is not None:
+            fields["logprobs"] = self.logprobs[choice.index].shape(choice.logprobs)
         if self.chat:
             message = {"role": "assistant", "content": choice.text, "refusal": None}
             if self._may_think:

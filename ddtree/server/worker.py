@@ -11,6 +11,7 @@ from typing import Protocol
 from ddtree.engine.request import Emission, Request
 from ddtree.server.batch import Batch, Facts, Piece, WorkerLike
 from ddtree.server.errors import EngineFailed, InvalidRequest, Overloaded, Unavailable
+from ddtree.server.metrics import Metrics
 from ddtree.server.watch import ServedWatcher, Shown
 
 logger = logging.getLogger("ddtree.server")
@@ -37,10 +38,13 @@ class EngineLike(Protocol):
 class Worker:
     """Owns the engine's thread. `load` runs in it: the server listens and answers 503 until it is done."""
 
-    def __init__(self, load: Callable[[], tuple[EngineLike, Facts]], max_waiting: int = 128):
+    def __init__(
+        self, load: Callable[[], tuple[EngineLike, Facts]], max_waiting: int = 128, metrics: Metrics | None = None
+    ):
         self._load = load
         self.on_load_failure: Callable[[], None] = lambda: None  # called in the thread
         self.max_waiting = max_waiting
+        self.metrics = metrics or Metrics()
         self.state = "starting"
         self.failure: str | None = None
         self.error: BaseException | None = None
@@ -155,7 +159,9 @@ class Worker:
             return
         try:
             for index, request in enumerate(batch.requests):
-                self._live[self._engine.add(request)] = (batch, index)
+                request_id = self._engine.add(request)
+                self._live[request_id] = (batch, index)
+                self.metrics.began(request_id, request)
         except ValueError as error:
             self._abort(batch)
             batch.settle(InvalidRequest(str(error)))
@@ -170,6 +176,7 @@ class Worker:
         for request_id in [rid for rid, (owner, _) in self._live.items() if owner is batch]:
             del self._live[request_id]
             self._engine.abort(request_id)
+            self.metrics.ended(request_id, "abort")
 
     def _step(self) -> None:
         try:
@@ -190,6 +197,7 @@ class Worker:
         if owner is None:
             return
         batch, index = owner
+        self.metrics.emitted(emission)
         if emission.finish_reason:
             del self._live[emission.request_id]
         batch.post(Piece(index, emission, _shown(batch.requests[index], emission)))
@@ -198,6 +206,7 @@ class Worker:
         for request_id, (batch, _) in list(self._live.items()):
             batch.post(error)
             self._engine.abort(request_id)
+            self.metrics.ended(request_id, "error")
         self._live.clear()
 
     def _end(self, state: str, failure: str) -> None:
