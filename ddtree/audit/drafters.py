@@ -17,12 +17,12 @@ MOST_CANDIDATES = 12  # per depth; deeper trees show more than wider ones
 
 
 class ScriptedDrafter:
-    """Proposes `script`'s next tokens, each with probability `skill` and at a random rank; else only wrong tokens."""
+    """Proposes a script's next tokens, each with probability `skill` and at a random rank; else only wrong tokens."""
 
     max_context = None
 
-    def __init__(self, script, vocab_size: int, skill: float, block_size: int = BLOCK_SIZE, seed: int = 0) -> None:
-        self.script = list(script)  # prompt and answer
+    def __init__(self, scripts, vocab_size: int, skill: float, block_size: int = BLOCK_SIZE, seed: int = 0) -> None:
+        self.scripts = [list(script) for script in scripts]  # each a prompt and its answer
         self.vocab_size, self.skill, self.block_size = vocab_size, skill, block_size
         self.rng = np.random.default_rng(seed)
 
@@ -47,11 +47,14 @@ class ScriptedDrafter:
             return None
         width = min(MOST_CANDIDATES, sequence.tree_budget, self.vocab_size - 1)
         first = len(sequence.token_ids)
-        truth = self.script[first : first + depth]
+        truth = self._script(sequence.request.prompt_token_ids)[first : first + depth]
         token_ids = np.stack([self._row(truth[d] if d < len(truth) else None, width) for d in range(depth)])
         # Falling by rank, and alike at all depths: the tree is deep and wide at once.
         log_probs = np.log(0.6) + np.log(0.5) * np.arange(width, dtype=np.float32)
         return Candidates(token_ids, np.broadcast_to(log_probs, token_ids.shape).astype(np.float32))
+
+    def _script(self, prompt) -> list[int]:
+        return next((script for script in self.scripts if script[: len(prompt)] == list(prompt)), [])
 
     def _row(self, true: int | None, width: int) -> np.ndarray:
         drawn = self.rng.choice(self.vocab_size, size=min(width + 1, self.vocab_size), replace=False)
@@ -61,9 +64,9 @@ class ScriptedDrafter:
         return wrong
 
 
-def knowing(script, vocab_size: int, block_size: int | None, seed: int = 0) -> ScriptedDrafter:
-    """Mostly right."""
-    return ScriptedDrafter(script, vocab_size, 0.9, max(block_size or 0, BLOCK_SIZE), seed)
+def knowing(scripts, vocab_size: int, block_size: int | None, seed: int = 0) -> ScriptedDrafter:
+    """Mostly right about each of the scripts."""
+    return ScriptedDrafter(scripts, vocab_size, 0.9, max(block_size or 0, BLOCK_SIZE), seed)
 
 
 def ignorant(vocab_size: int, block_size: int | None, seed: int = 1) -> ScriptedDrafter:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
 IDENTICAL, NEAR_TIE, MISMATCH = "identical", "near_tie", "mismatch"
+SOUND, FAULTY, UNINSPECTED, NONE = "sound", "faulty", "not_inspected", "none"  # of the drafter
+EXIT_MISMATCH, EXIT_DRAFTER = 1, 3  # 2 is a command line that cannot be run
 
 # Which kind of part is to blame.
 TARGET, COMMIT, DRAFTER, STOP, PROMPT, TREE, CHOICE = (
@@ -31,6 +33,7 @@ class Divergence:
 
     prompt_id: str
     form: str
+    thinking: bool | None  # as the template was told; None where it was not, or knows none
     against: str  # what was compared with plain decoding: "budget 16", "budget 16, knowing drafter", "transformers"
     budget: int
     temperature: float
@@ -59,6 +62,7 @@ class Result:
     prompts: int = 0
     tokens: int = 0  # of plain decoding
     runs: int = 0
+    packed: int = 0  # runs of several requests side by side
     budgets: list[int] = field(default_factory=list)
     temperatures: list[float] = field(default_factory=list)
     noise: float | None = None  # measured, in logits
@@ -69,6 +73,26 @@ class Result:
     notes: list[str] = field(default_factory=list)
     acceptance_length: dict[str, float] = field(default_factory=dict)  # budget -> pooled, of the real drafter
     reference: str | None = None  # what plain decoding was compared with
+    drafter_rounds: int | None = None  # inspected with the real drafter's own parts; None without a drafter
+
+    @property
+    def drafter(self) -> str:
+        """Of the drafter alone: is it what its config and tensors say, and given what it was trained on?"""
+        if self.drafter_rounds is None:
+            return NONE
+        if any(fault.kind == DRAFTER for fault in self.faults):
+            return FAULTY
+        return SOUND if self.drafter_rounds else UNINSPECTED
+
+    @property
+    def target_is_faulty(self) -> bool:
+        """Something but the drafter and the prompts is known to be wrong."""
+        return any(fault.kind not in (PROMPT, DRAFTER) for fault in self.faults)
+
+    @property
+    def exit_status(self) -> int:
+        """0: identical or near ties, and nothing wrong inside; 1: mismatch; 3: right output, faulty drafter."""
+        return EXIT_MISMATCH if self.verdict == MISMATCH else EXIT_DRAFTER if self.drafter == FAULTY else 0
 
     @property
     def verdict(self) -> str:
@@ -82,7 +106,7 @@ class Result:
 
     @property
     def passed(self) -> bool:
-        return self.verdict != MISMATCH and not self.faults
+        return self.exit_status == 0
 
     def add(self, fault: Fault) -> None:
         """Book a fault once, however often it is met."""
@@ -92,7 +116,7 @@ class Result:
     def as_json(self) -> dict:
         found = asdict(self)
         found["divergences"] = [{k: _rounded(v) for k, v in each.items()} for each in found["divergences"]]
-        return {"verdict": self.verdict, "passed": self.passed, **found}
+        return {"verdict": self.verdict, "drafter": self.drafter, "passed": self.passed, **found}
 
 
 def _rounded(value):

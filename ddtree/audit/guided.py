@@ -23,5 +23,5 @@ class GuidedDrafter:
         return self._guide.draft(sequences)
 
 
-def guided(drafter, script: Sequence[int], vocab_size: int) -> GuidedDrafter:
-    return GuidedDrafter(drafter, knowing(script, vocab_size, drafter.block_size))
+def guided(drafter, scripts: Sequence[Sequence[int]], vocab_size: int) -> GuidedDrafter:
+    return GuidedDrafter(drafter, knowing(scripts, vocab_size, drafter.block_size))

@@ -1,4 +1,4 @@
-"""Run one request and check every step in the order of cause; the first thing that is wrong is where it went wrong.
+"""Run requests and check every step in the order of cause; the first thing that is wrong is where it went wrong.
 
 Each round: is the tree a tree; were its rows given the right tokens, positions and ancestors; does every part of every
 layer compute what the nodes' paths alone would; do the logits choose the tokens; is the kept path the longest, cut at the
@@ -8,11 +8,12 @@ No list of faults: tensors are compared part by part, and a difference is explai
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 
+from ddtree.audit.borrowed import limited
 from ddtree.audit.committed import accept_faults, cache_fault, choice_faults, first_token_faults
 from ddtree.audit.drafting import DrafterAudit
 from ddtree.audit.findings import TARGET, Fault
@@ -30,7 +31,6 @@ class Inspection:
 
     faults: list[Fault] = field(default_factory=list)
     records: list[Record] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
 
     @property
     def num_rounds(self) -> int:
@@ -46,38 +46,37 @@ class Inspector:
         self._fresh: tuple[list[int], object, object] | None = None  # tokens, their forward, their cache
 
     @torch.inference_mode()
-    def run(self, request: Request, drafter=None, most_rounds: int = MOST_ROUNDS, skip: int = 0) -> Inspection:
-        """Run `request` and check its steps until one is wrong. The first `skip` rounds are only run."""
+    def run(self, requests: Sequence[Request], drafter=None, most_rounds: int = MOST_ROUNDS, skip: int = 0) -> Inspection:
+        """Run `requests` side by side and check their steps until one is wrong. The first `skip` rounds are only run."""
         found, engine = Inspection(), self.engine
         audit = DrafterAudit.of(engine.drafter if drafter is None else drafter, engine.target)
-        with watched(engine, drafter) as watch:
-            request_id, rounds, done = engine.add(request), 0, False
-            while not done:
-                emissions = [each for each in engine.step() if each.request_id == request_id]
+        with watched(engine, drafter) as watch, limited(engine, max_running=len(requests)):
+            going, rounds = {engine.add(request) for request in requests}, 0
+            while going:
+                emissions = [each for each in engine.step() if each.request_id in going]
                 failed = next((each.error for each in emissions if each.error), None)
                 if failed:
                     found.faults.append(Fault(TARGET, f"the round failed: {failed}"))
                     break
-                done = any(each.finish_reason for each in emissions)
-                record = watch.finish_step()
+                going -= {each.request_id for each in emissions if each.finish_reason}
+                records = watch.finish_step()
                 watch.observer.take()
-                if record is None:
-                    continue
-                rounds += record.tree is not None
-                if record.tree is None or rounds > skip:
-                    # Hooks see our own forwards too: they must not enter the next record.
-                    watch.observer.deep = False
-                    self._look(record, audit, found)
-                    watch.observer.deep = True
-                    watch.observer.take()
+                rounds += any(record.tree is not None for record in records)
+                # Hooks see our own forwards too: they must not enter the next record.
+                watch.observer.deep = False
+                for record in records:
+                    if not found.faults and (record.tree is None or rounds > skip):
+                        self._look(record, audit, found)
+                watch.observer.deep = True
+                watch.observer.take()
                 if found.faults or rounds >= skip + most_rounds:
-                    engine.abort(request_id)
                     break
+            for request_id in going:
+                engine.abort(request_id)
         return found
 
     def _look(self, record: Record, audit, found: Inspection) -> None:
         found.records.append(record)
-        found.token_ids = record.tokens_after[len(record.request.prompt_token_ids) :]
         number = sum(each.tree is not None for each in found.records)
         for fault in self._faults(record, audit):
             found.faults.append(replace(fault, budget=record.request.tree_budget, round=number))

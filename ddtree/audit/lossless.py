@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from ddtree.audit.borrowed import drafting_with, generate_together
 from ddtree.audit.drafters import ignorant, knowing
 from ddtree.audit.drafting import DrafterAudit
 from ddtree.audit.findings import (
@@ -24,19 +24,17 @@ from ddtree.audit.findings import (
     Result,
     first_difference,
 )
-from ddtree.audit.guided import guided
-from ddtree.audit.localise import Inspector
+from ddtree.audit.inside import Inside
 from ddtree.audit.noise import Noise, measure_noise, rescored
 from ddtree.audit.prompts import Prompt, prompt_fault
 from ddtree.engine.request import Request
 from ddtree.sampling.params import SamplingParams
 
 DEFAULT_BUDGETS = (0, 16, 32, 64, 128, 256, 512, 1024)
-INSPECTED_PROMPTS = 2
-INSPECTED_ROUNDS = 3
-INSPECTED_BUDGET = 48  # larger trees show nothing that this one does not, and take longer
+TRANSFORMERS = "transformers"
 MOST_LOCALISED = 3  # mismatches that are localised; the others are listed
 LOCALISE_ROUNDS = 200
+GROUP = 4  # requests decoded side by side
 
 
 @dataclass(frozen=True)
@@ -65,24 +63,30 @@ class Audit:
         self.noise: Noise | None = None
         self.num_localised = 0
         self.lengths: dict[int, Counter] = {}
-        self.inspections = []  # (prompt id, Inspection), for the report
+        self.inside = Inside(self)
+        self.answers: dict[tuple[Prompt, float], list[int]] = {}  # plain decoding's, by prompt and temperature
 
     def run(self, prompts: Sequence[Prompt]) -> Result:
         """Everything, in the order in which faults explain one another."""
         result = self.result
         prompts = [prompt for prompt in prompts if self._room(prompt) > 0]
         result.prompts = len(prompts)
+        result.drafter_rounds = None if self.engine.drafter is None else 0
         for prompt in prompts:
             found = prompt_fault(self.tokenizer, prompt)
             if found:
                 result.add(Fault(PROMPT, found, prompt.id))
         self._check_drafter_config()
         for index, prompt in enumerate(prompts):
-            self.say(f"{index + 1} of {len(prompts)}: {prompt.id} ({prompt.form})")
+            self.say(f"{index + 1} of {len(prompts)}: {prompt.label}")
             for temperature in self.plan.temperatures:
                 self._prompt(index, prompt, temperature)
         if self.plan.inspect:
-            self._inspect_sample(prompts)
+            self.inside.look_at_sample(prompts)
+        for temperature in self.plan.temperatures:
+            self._side_by_side(prompts, temperature)
+        if self.plan.inspect and result.packed and result.passed:
+            self.inside.look_side_by_side(prompts)
         for budget, counts in sorted(self.lengths.items()):
             rounds, emitted = sum(counts.values()), sum(length * count for length, count in counts.items())
             if rounds:
@@ -93,26 +97,27 @@ class Audit:
         """One prompt at one temperature."""
         engine, drafting = self.engine, self.plan.drafting
         request = self.request(prompt, temperature)
-        plain = self._generate(request)
+        plain = self.generate(request)
         if plain is None:
             return
         if self.noise is None:
             self._measure(prompt, plain)
+        self.answers[prompt, temperature] = plain
         self.result.tokens += len(plain)
         self._check_stop(prompt, request, plain)
         for budget in drafting if engine.drafter is not None else ():
             self._against(prompt, request, plain, budget, None, f"budget {budget}")
         if drafting:
-            script, block = [*prompt.token_ids, *plain], engine.block_size
+            scripts, block = [[*prompt.token_ids, *plain]], engine.block_size
             budget = min(drafting[index % len(drafting)], 256)
             vocabulary = engine.vocab_size
             self._against(
-                prompt, request, plain, budget, lambda: knowing(script, vocabulary, block, index), f"budget {budget}, knowing drafter"
+                prompt, request, plain, budget, lambda: knowing(scripts, vocabulary, block, index), f"budget {budget}, knowing drafter"
             )
             self._against(
                 prompt, request, plain, budget, lambda: ignorant(vocabulary, block, index), f"budget {budget}, wrong drafter"
             )
-            self._forged_stop(prompt, request, plain, budget, lambda: knowing(script, vocabulary, block, index))
+            self._forged_stop(prompt, request, plain, budget, lambda: knowing(scripts, vocabulary, block, index))
         if self.reference is not None and not temperature:
             self._against_reference(prompt, request, plain)
 
@@ -129,7 +134,7 @@ class Audit:
     def _room(self, prompt: Prompt) -> int:
         return min(self.plan.max_tokens, self.engine.config.max_context - len(prompt.token_ids))
 
-    def _generate(self, request: Request, drafter=None, prompt_id: str = "") -> list[int] | None:
+    def generate(self, request: Request, drafter=None, prompt_id: str = "") -> list[int] | None:
         """The answer's ids; None, and a fault, where the engine failed."""
         self.result.runs += 1
         try:
@@ -154,7 +159,7 @@ class Audit:
     def _against(self, prompt: Prompt, request: Request, plain: list[int], budget: int, drafter, name: str) -> None:
         """One speculative run against plain decoding; `drafter` makes the one to use in place of the engine's own."""
         speculative = replace(request, tree_budget=budget)
-        tokens = self._generate(speculative, drafter() if drafter else None, prompt.id)
+        tokens = self.generate(speculative, drafter() if drafter else None, prompt.id)
         if tokens is not None:
             self._compare(prompt, speculative, plain, tokens, name, drafter)
 
@@ -167,7 +172,7 @@ class Audit:
             ids = frozenset() if by_text else frozenset({stop})
             watcher = StopWatcher(stop) if by_text else None
             forged = replace(request, tree_budget=budget, stop_token_ids=ids, watcher=watcher)
-            tokens = self._generate(forged, drafter(), prompt.id)
+            tokens = self.generate(forged, drafter(), prompt.id)
             if tokens is not None:
                 expected = plain[: plain.index(stop) + 1]
                 kind = "watched stop" if by_text else "stop"
@@ -177,14 +182,14 @@ class Audit:
         tokens = self.reference(prompt.token_ids, request.max_tokens)
         position = first_difference(plain, tokens)
         if position is not None:
-            self._book(prompt, request, plain, tokens, position, "transformers", None)
+            self._book(prompt, request, plain, tokens, position, TRANSFORMERS, None)
 
     def _compare(self, prompt, request, plain, tokens, name, drafter) -> None:
         position = first_difference(plain, tokens)
         if position is not None:
             self._book(prompt, request, plain, tokens, position, name, drafter)
 
-    def _book(self, prompt, request, plain, tokens, position, name, drafter) -> None:
+    def _book(self, prompt, request, plain, tokens, position, name, drafter, beside=None) -> None:
         """Judge a difference, and localise it if it is a mismatch."""
         margin, verdict = None, MISMATCH
         if position < min(len(plain), len(tokens)):
@@ -192,60 +197,67 @@ class Audit:
             _, margin = rescored(self.engine.target.model, request, prefix)
             verdict = NEAR_TIE if margin <= self.noise.limit else MISMATCH
         found = Divergence(
-            prompt.id, prompt.form, name, request.tree_budget, request.sampling.temperature, position,
+            prompt.id, prompt.form, prompt.thinking, name, request.tree_budget, request.sampling.temperature, position,
             self._token(plain, position), self._token(tokens, position), margin, verdict,
         )  # fmt: skip
         if verdict == MISMATCH:
-            found.where = self._where(prompt, request, name, drafter)
+            found.where = self._where(prompt, beside or [request], name, drafter, plain[:position])
         self.result.divergences.append(found)
 
-    def _where(self, prompt, request, name, drafter) -> str:
-        if name == "transformers":
+    def _where(self, prompt, requests, name, drafter, tokens) -> str:
+        """`requests`: what ran side by side when it happened, `prompt`'s own among them."""
+        if name == TRANSFORMERS:
             from ddtree.audit.reference import where_it_differs
 
-            return where_it_differs(self.engine.target.model, self.reference, prompt.token_ids)
+            found = where_it_differs(self.engine.target.model, self.reference, [*prompt.token_ids, *tokens])
+            if found is not None:
+                return found
+            requests = [replace(request, tree_budget=0) for request in requests]
         if self.num_localised >= MOST_LOCALISED:
             return "not localised: as many mismatches have been already"
         self.num_localised += 1
-        found = self._inspect(prompt, request, drafter() if drafter else None, LOCALISE_ROUNDS)
+        found = self.inside.inspect(prompt, requests, drafter() if drafter else None, LOCALISE_ROUNDS)
         if found.faults:
             return found.faults[0].where
         return "not localised: every step of a second run is what it should be"
 
-    def _inspect(self, prompt: Prompt, request: Request, drafter, most_rounds: int):
-        found = Inspector(self.engine, self.noise.limit if self.noise else 0.0).run(request, drafter, most_rounds)
-        self.result.rounds_inspected += found.num_rounds
-        for fault in found.faults:
-            self.result.add(replace(fault, prompt_id=prompt.id))
-        self.inspections.append((prompt.id, found))
-        return found
-
-    def _inspect_sample(self, prompts: Sequence[Prompt]) -> None:
-        """Look inside a few rounds although nothing differs: some faults change no token, or not these."""
-        if not self.plan.drafting:
+    def _side_by_side(self, prompts: Sequence[Prompt], temperature: float) -> None:
+        """The same prompts packed together, each with a budget of its own: what they write must be what each writes alone."""
+        if any(fault.kind != PROMPT for fault in self.result.faults) or self.result.verdict == MISMATCH:
+            self.result.notes.append("nothing was decoded side by side: what is wrong alone comes first")
             return
-        for index, prompt in enumerate(prompts[:INSPECTED_PROMPTS]):
-            temperature = self.plan.temperatures[index % len(self.plan.temperatures)]
-            request = self.request(prompt, temperature, min(max(self.plan.drafting), INSPECTED_BUDGET))
-            plain = self._generate(replace(request, tree_budget=0))
-            if plain is None or any(fault.kind != PROMPT for fault in self.result.faults):
+        known = [prompt for prompt in prompts if (prompt, temperature) in self.answers]
+        for first in range(0, len(known), GROUP):
+            group = known[first : first + GROUP]
+            if len(group) < 2:
+                group = known[-2:]
+            if len(group) < 2:
                 return
-            self.say(f"inspecting rounds of {prompt.id} ({prompt.form})")
-            if index == 0 and self.engine.drafter is not None:
-                self._inspect(prompt, request, None, INSPECTED_ROUNDS)
-            drafter = self._long_paths([*prompt.token_ids, *plain], index)
-            # The last prompt in chunks, so that a chunk's boundary is looked at without a prompt of that length.
-            chunk = len(prompt.token_ids) // 2 + 1 if index else self.engine.config.prefill_chunk
-            with prefilling_by(self.engine, chunk):
-                self._inspect(prompt, request, drafter, INSPECTED_ROUNDS)
+            self.say(f"side by side: {', '.join(prompt.label for prompt in group)}")
+            self._together(group, temperature)
 
-    def _long_paths(self, script: list[int], seed: int):
-        """A drafter whose paths are long. A real one's model goes along: its features after such paths are looked at too,
-        which by its own guesses it may never reach."""
-        engine = self.engine
-        if DrafterAudit.of(engine.drafter, engine.target) is not None:
-            return guided(engine.drafter, script, engine.vocab_size)
-        return knowing(script, engine.vocab_size, engine.block_size, seed)
+    def _together(self, group: Sequence[Prompt], temperature: float) -> None:
+        answers = [self.answers[prompt, temperature] for prompt in group]
+        budgets = [*(min(budget, 256) for budget in self.plan.drafting), 0]
+        requests = [self.request(prompt, temperature, budgets[i % len(budgets)]) for i, prompt in enumerate(group)]
+        scripts = [[*prompt.token_ids, *plain] for prompt, plain in zip(group, answers, strict=True)]
+        self.result.runs += 1
+        self.result.packed += 1
+
+        def drafter():
+            return self.inside.long_paths(scripts, 0)
+
+        try:
+            with drafting_with(self.engine, drafter()):
+                found = generate_together(self.engine, requests)
+        except RuntimeError as error:
+            self.result.add(Fault(TARGET, f"side by side: the engine failed: {error}", group[0].id))
+            return
+        for prompt, request, plain, tokens in zip(group, requests, answers, found, strict=True):
+            position = first_difference(plain, tokens)
+            if position is not None:
+                name = f"budget {request.tree_budget}, side by side with {len(group) - 1} others"
+                self._book(prompt, request, plain, tokens, position, name, drafter, requests)
 
     def _check_drafter_config(self) -> None:
         audit = DrafterAudit.of(self.engine.drafter, self.engine.target)
@@ -274,25 +286,3 @@ class StopWatcher:
 
     def feed(self, token_id: int) -> str | None:
         return "stop" if token_id == self.stop_id else None
-
-
-@contextmanager
-def prefilling_by(engine, chunk: int):
-    """The engine with another prefill chunk, for the time being."""
-    own = engine.config
-    engine.config = replace(own, prefill_chunk=chunk)
-    try:
-        yield
-    finally:
-        engine.config = own
-
-
-@contextmanager
-def drafting_with(engine, drafter):
-    """The engine with another drafter, for the time being."""
-    own = engine.drafter
-    engine.drafter = own if drafter is None else drafter
-    try:
-        yield
-    finally:
-        engine.drafter = own

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -33,6 +33,16 @@ class Forward:
     def layer_output(self, layer: int, num_layers: int) -> torch.Tensor:
         """What feature layer `layer` means: its output, after the final norm for the last one."""
         return self.hidden if layer == num_layers - 1 else self.parts[layer, OUTPUT]
+
+    def of_span(self, place: int) -> Forward:
+        """The rows of one of the sequences that were packed together, as a forward of their own."""
+        span = self.rows.spans[place]
+        own, count = slice(span.start, span.stop), len(self.rows.token_ids)
+        return Forward(
+            Rows(self.rows.token_ids[own], self.rows.positions[own], (replace(span, start=0, stop=span.num_rows),)),
+            {stage: part[own] if len(part) == count else part for stage, part in self.parts.items()},
+            self.hidden[own],
+        )
 
 
 class Observer:
@@ -100,17 +110,23 @@ class Observer:
 
         def stage(*args, **options):
             result = inner(*args, **options)
-            parts = self.last.parts
             if name == "stage_conv":
-                parts[layer, "conv"] = result.detach().clone()
+                self._append((layer, "conv"), result)
             elif torch.is_tensor(result):
-                parts[layer, "recurrent"] = result.detach().clone()
+                self._append((layer, "recurrent"), result)
             else:
                 given = [*args, *options.values()]
-                parts[layer, VALUES], parts[layer, KEYS] = given[1].detach().clone(), given[0].detach().clone()
+                self._append((layer, VALUES), given[1])
+                self._append((layer, KEYS), given[0])
             return result
 
         return stage
+
+    def _append(self, stage: Stage, rows: torch.Tensor) -> None:
+        """Sequences stage one after the other, in the order of their rows."""
+        before = self.last.parts.get(stage)
+        rows = rows.detach().clone()
+        self.last.parts[stage] = rows if before is None else torch.cat((before, rows))
 
 
 @torch.inference_mode()

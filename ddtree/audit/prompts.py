@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddtree.text import Tokenizer, render_chat
+from ddtree.text import Tokenizer, knows_thinking, render_chat
 
 CHAT, RAW = "chat", "raw"
 BUILT_IN = (
@@ -34,6 +34,13 @@ class Prompt:
     form: str
     text: str  # what the user wrote
     token_ids: tuple[int, ...]
+    thinking: bool | None = None  # as the template was told; None leaves it to the template
+
+    @property
+    def label(self) -> str:
+        """For people: id and form."""
+        thought = "" if self.thinking is None else f", thinking {'on' if self.thinking else 'off'}"
+        return f"{self.id} ({self.form}{thought})"
 
 
 def read_prompts(file: Path | None) -> list[tuple[str, str]]:
@@ -56,9 +63,10 @@ def read_prompts(file: Path | None) -> list[tuple[str, str]]:
     return found
 
 
-def chat_ids(tokenizer: Tokenizer, text: str) -> list[int]:
+def chat_ids(tokenizer: Tokenizer, text: str, thinking: bool | None = None) -> list[int]:
     """The ids of a chat with one turn."""
-    return tokenizer.encode(render_chat(tokenizer, [{"role": "user", "content": text}]), add_special_tokens=False)
+    rendered = render_chat(tokenizer, [{"role": "user", "content": text}], enable_thinking=thinking)
+    return tokenizer.encode(rendered, add_special_tokens=False)
 
 
 def raw_ids(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -67,15 +75,20 @@ def raw_ids(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 def encode_all(
-    tokenizer: Tokenizer, texts: Sequence[tuple[str, str]], chat: Callable = chat_ids, raw: Callable = raw_ids
+    tokenizer: Tokenizer,
+    texts: Sequence[tuple[str, str]],
+    chat: Callable = chat_ids,
+    raw: Callable = raw_ids,
+    thinking: Sequence[bool] = (True, False),
 ) -> list[Prompt]:
-    """Every text as a chat where the model has a template, every third also raw (all of them without one)."""
+    """Every text in both of the endpoints' forms: as a chat where the model has a template, with each of `thinking`
+    where that knows the switch, and as a raw completion."""
+    switches = tuple(thinking) if knows_thinking(tokenizer.chat_template) else (None,)
     prompts = []
-    for index, (name, text) in enumerate(texts):
-        if tokenizer.chat_template:
-            prompts.append(Prompt(name, CHAT, text, tuple(chat(tokenizer, text))))
-        if index % 3 == 0 or not tokenizer.chat_template:
-            prompts.append(Prompt(name, RAW, text, tuple(raw(tokenizer, text))))
+    for name, text in texts:
+        for switch in switches if tokenizer.chat_template else ():
+            prompts.append(Prompt(name, CHAT, text, tuple(chat(tokenizer, text, switch)), switch))
+        prompts.append(Prompt(name, RAW, text, tuple(raw(tokenizer, text))))
     return [prompt for prompt in prompts if prompt.token_ids]
 
 
@@ -118,9 +131,13 @@ def _raw_fault(tokenizer: Tokenizer, prompt: Prompt) -> str | None:
 
 def _chat_fault(tokenizer: Tokenizer, prompt: Prompt) -> str | None:
     """A chat is exactly what the model's own template writes, rendered here by the template library alone."""
-    template = tokenizer.chat_template
+    switch = {} if prompt.thinking is None else {"enable_thinking": prompt.thinking}
     rendered = tokenizer.pretrained.apply_chat_template(
-        [{"role": "user", "content": prompt.text}], chat_template=template, add_generation_prompt=True, tokenize=False
+        [{"role": "user", "content": prompt.text}],
+        chat_template=tokenizer.chat_template,
+        add_generation_prompt=True,
+        tokenize=False,
+        **switch,
     )
     expected = tokenizer.backend.encode(rendered, add_special_tokens=False).ids
     if expected == list(prompt.token_ids):

@@ -10,6 +10,12 @@ import torch
 from ddtree.audit.compare import row_errors, tolerance
 from ddtree.audit.observe import run_alone
 
+# Parts of a layer in the order of computation, by our names; and what transformers may call the same one.
+PARTS = {
+    "input_layernorm": "input norm", "self_attn": "attention", "mixer": "attention",
+    "post_attention_layernorm": "norm before the MLP", "mlp": "MLP",
+}  # fmt: skip
+SAME = {"mixer": ("self_attn", "linear_attn")}
 MOST_BYTES = 4 << 30  # a second copy of the weights; larger targets are not loaded twice by themselves
 
 
@@ -53,19 +59,51 @@ class Reference:
         ids = torch.tensor([list(token_ids)], device=self.model.device)
         return [states[0] for states in self.model(ids, output_hidden_states=True, use_cache=False).hidden_states]
 
+    @torch.inference_mode()
+    def parts(self, token_ids: Sequence[int]) -> dict[tuple[int, str], torch.Tensor]:
+        """(layer, child module's name) -> its result over the tokens, [T, ..]."""
+        found, handles = {}, []
 
-def where_it_differs(model, reference: Reference, token_ids: Sequence[int]) -> str:
-    """The first layer whose output over these tokens is not transformers'."""
-    theirs, ours = reference.hidden_states(token_ids), run_alone(model, token_ids)[0]
+        def hook(layer: int, name: str):
+            def keep(module, args, output) -> None:
+                result = output[0] if isinstance(output, tuple) else output
+                if torch.is_tensor(result):
+                    found[layer, name] = result[0].detach().clone() if result.dim() == 3 else result.detach().clone()
+
+            return keep
+
+        for layer, block in enumerate(getattr(self.model.base_model, "layers", ())):
+            handles += [child.register_forward_hook(hook(layer, name)) for name, child in block.named_children()]
+        try:
+            self.hidden_states(token_ids)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return found
+
+
+def where_it_differs(model, reference: Reference, token_ids: Sequence[int]) -> str | None:
+    """The first part, in the order of computation, whose result over these tokens is not transformers'; None if all agree."""
+    theirs, parts = reference.hidden_states(token_ids), reference.parts(token_ids)
+    ours = run_alone(model, token_ids)[0]
     limit, num_layers = 4 * tolerance(ours.hidden.dtype), len(theirs) - 1
+    lead = "plain decoding against transformers:"
     embedding = model.embed(ours.rows.token_ids)
     if float(row_errors(embedding, theirs[0]).max()) > limit:
-        return "plain decoding against transformers: the embedding differs"
+        return f"{lead} the embedding differs"
     for layer in range(num_layers):
+        for name, label in PARTS.items():
+            due = next((parts[layer, other] for other in (name, *SAME.get(name, ())) if (layer, other) in parts), None)
+            held = ours.parts.get((layer, name))
+            if due is not None and held is not None and held.shape == due.shape:
+                errors = row_errors(held, due)
+                if float(errors.max()) > limit:
+                    token = int((errors > limit).nonzero()[0])
+                    return f"{lead} layer {layer} {label} differs from token {token} on ({float(errors.max()):.2g})"
         error = float(row_errors(ours.layer_output(layer, num_layers), theirs[layer + 1]).max())
         if error > limit:
-            return f"plain decoding against transformers: layer {layer}'s output differs ({error:.2g})"
-    return "plain decoding against transformers: every layer's output over the prompt agrees"
+            return f"{lead} layer {layer}'s output differs ({error:.2g})"
+    return None
 
 
 def fits(path: Path) -> bool:

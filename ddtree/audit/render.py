@@ -25,7 +25,7 @@ def render(result: Result, inspections, text_of: Callable[[int], str], title: st
     """The whole report as one HTML page without anything from elsewhere."""
     found = result.as_json()
     rows = "".join(
-        f"<tr><td>{escape(each['prompt_id'])} ({each['form']})</td><td>{escape(each['against'])}</td><td>{each['position']}</td>"
+        f"<tr><td>{escape(each['prompt_id'])} ({each['form']}{_switch(each['thinking'])})</td><td>{escape(each['against'])}</td><td>{each['position']}</td>"
         f"<td>{escape(each['plain_token'])}</td><td>{escape(each['other_token'])}</td><td>{each['margin']}</td>"
         f"<td>{each['verdict']}</td><td>{escape(each['where'])}</td></tr>"
         for each in found["divergences"]
@@ -37,6 +37,7 @@ def render(result: Result, inspections, text_of: Callable[[int], str], title: st
     return (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{escape(title)}</title><style>{STYLE}</style>"
         f"<h1>{escape(title)} <span class={result.verdict}>{result.verdict.replace('_', ' ')}</span></h1>"
+        f"<p>Drafter: {result.drafter.replace('_', ' ')}.</p>"
         f"<p>{escape(json.dumps(facts))}</p>"
         + (f"<h2>Faults</h2><ul>{faults}</ul>" if faults else "<p>No fault was found.</p>")
         + (f"<ul>{notes}</ul>" if notes else "")
@@ -48,6 +49,10 @@ def render(result: Result, inspections, text_of: Callable[[int], str], title: st
         )
         + f"<h2>Inspected rounds</h2>{drawings or '<p>None.</p>'}</html>"
     )
+
+
+def _switch(thinking: bool | None) -> str:
+    return "" if thinking is None else f", thinking {'on' if thinking else 'off'}"
 
 
 def _chosen(inspections) -> list[tuple[str, Record]]:

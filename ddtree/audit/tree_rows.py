@@ -134,7 +134,9 @@ class TreeRows:
                 if stage in alone.parts:
                     rows = torch.as_tensor(path, device=actual.device)
                     errors = row_errors(actual[rows], alone.parts[stage][-len(path) :])
-                    found[stage].update(zip(path, errors.tolist(), strict=True))
+                    for node, error in zip(path, errors.tolist(), strict=True):
+                        # Paths share nodes; only the first one owes nothing to a commit.
+                        found[stage][node] = max(error, found[stage].get(node, 0.0))
         return found
 
     def run_path(self, leaf: int) -> Forward:
@@ -174,6 +176,8 @@ class TreeRows:
         parents, name = self.tree.parents, label(stage, self.live)
         if stage[1] == KEYS and max(errors.get((stage[0], VALUES), {0: 0.0}).values()) <= tolerance(self.dtype):
             where = f"layer {stage[0]} position: node {node}'s keys are turned as for another position (its values agree)"
+            if not self._only_turned(stage, node):
+                where = f"{name}: node {node}'s are not what its path alone computes (its values agree): their norm, not their position"
             return Fault(TARGET, where, measured=error)
         path = path_to(node, parents)
         suspects = [other for other in range(1, self.tree.num_nodes) if other not in path]
@@ -186,6 +190,14 @@ class TreeRows:
                 return Fault(TARGET, f"{name}: node {node} does not see its ancestor {other}", measured=error)
         where = f"{name}: node {node} (depth {len(path) - 1}) is not what its path alone computes"
         return Fault(TARGET, f"{where}; no other node moves it", measured=error)
+
+    def _only_turned(self, stage: Stage, node: int) -> bool:
+        """Are the node's keys as long as they should be? Then only their angle is wrong."""
+        leaf = next(leaf for leaf in self.alone if node in path_to(leaf, self.tree.parents))
+        path = path_to(leaf, self.tree.parents)
+        due = self.alone[leaf].parts[stage][path.index(node) - len(path)]
+        held = self.live.parts[stage][node]
+        return float(row_errors(held.norm(dim=-1)[None], due.norm(dim=-1)[None])[0]) <= tolerance(self.dtype)
 
     def _perturbed(self, node: int) -> Forward:
         tokens = self.live.rows.token_ids.clone()

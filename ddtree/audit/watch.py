@@ -49,29 +49,39 @@ class Record:
 
 
 class Watch:
-    """The engine's one running sequence, step by step."""
+    """The engine's running sequences, step by step."""
 
-    def __init__(self, engine, observer: Observer | None) -> None:
+    def __init__(self, observer: Observer | None) -> None:
         self.observer = observer
-        self.target, self.drafter = engine.target, engine.drafter
-        self.sequence = None
-        self.record: Record | None = None
+        self.sequences: dict[int, object] = {}  # request id -> sequence
+        self.records: dict[int, Record] = {}  # of the steps in flight
+        self.drafting: list[Record] = []  # whose blocks the drafter computes just now, in its order
 
     def open(self, sequence) -> None:
-        self.sequence = sequence
+        self.sequences[sequence.request_id] = sequence
 
-    def begin(self) -> None:
-        sequence = self.sequence
-        self.record = Record(sequence.request, list(sequence.token_ids), sequence.tree_budget)
+    def record(self, sequence) -> Record:
+        """The sequence's step in flight; begun if there is none."""
+        if sequence.request_id not in self.records:
+            self.records[sequence.request_id] = Record(sequence.request, list(sequence.token_ids), sequence.tree_budget)
+        return self.records[sequence.request_id]
 
-    def finish_step(self) -> Record | None:
-        """What the step did, once it is a whole round or the whole prefill."""
-        record, sequence = self.record, self.sequence
-        if record is None or len(sequence.token_ids) <= len(record.tokens_before):
-            return None
-        record.tokens_after = list(sequence.token_ids)
-        self.record = None
-        return record
+    def holding(self, cache) -> Record | None:
+        """The step in flight of the sequence whose drafter context `cache` is."""
+        for request_id, record in self.records.items():
+            if self.sequences[request_id].drafter_state is cache:
+                return record
+        return None
+
+    def finish_step(self) -> list[Record]:
+        """What the step did: whole rounds, and whole prefills."""
+        done = []
+        for request_id, record in list(self.records.items()):
+            tokens = self.sequences[request_id].token_ids
+            if len(tokens) > len(record.tokens_before):
+                record.tokens_after = list(tokens)
+                done.append(self.records.pop(request_id))
+        return done
 
 
 class WatchedTarget:
@@ -88,27 +98,24 @@ class WatchedTarget:
         self._watch.open(sequence)
 
     def prefill(self, sequence, token_ids, last):
-        watch = self._watch
-        if watch.record is None:
-            watch.begin()
+        record = self._watch.record(sequence)
         result = self._inner.prefill(sequence, token_ids, last)
-        watch.record.target_cache = sequence.target_state
-        watch.record.drafter_cache = sequence.drafter_state
+        record.target_cache, record.drafter_cache = sequence.target_state, sequence.drafter_state
         return result
 
     def verify(self, sequences, trees):
-        watch, (sequence,), (tree,) = self._watch, sequences, trees
-        if watch.record is None:
-            watch.begin()
+        watch = self._watch
+        records = [watch.record(sequence) for sequence in sequences]
         tokens = self._inner.verify(sequences, trees)
-        record = watch.record
-        record.tree, record.target_tokens = tree, np.array(tokens[0])
-        record.forward = watch.observer.last if watch.observer else None
-        record.target_cache, record.drafter_cache = sequence.target_state, sequence.drafter_state
+        for place, (record, sequence) in enumerate(zip(records, sequences, strict=True)):
+            record.tree, record.target_tokens = trees[place], np.array(tokens[place])
+            record.forward = watch.observer.last.of_span(place) if watch.observer else None
+            record.target_cache, record.drafter_cache = sequence.target_state, sequence.drafter_state
         return tokens
 
     def commit(self, sequences, paths):
-        self._watch.record.path = np.array(paths[0])
+        for sequence, path in zip(sequences, paths, strict=True):
+            self._watch.record(sequence).path = np.array(path)
         return self._inner.commit(sequences, paths)
 
 
@@ -122,11 +129,12 @@ class WatchedDrafter:
         return getattr(self._inner, name)
 
     def draft(self, sequences):
-        watch, (sequence,) = self._watch, sequences
-        watch.begin()
-        watch.record.drafted = Drafted(sequence.root_token, sequence.context_length)
+        records = [self._watch.record(sequence) for sequence in sequences]
+        for record, sequence in zip(records, sequences, strict=True):
+            record.drafted = Drafted(sequence.root_token, sequence.context_length)
         found = self._inner.draft(sequences)
-        watch.record.drafted.candidates = found[0]
+        for record, candidates in zip(records, found, strict=True):
+            record.drafted.candidates = candidates
         return found
 
 
@@ -136,7 +144,7 @@ def watched(engine, drafter=None, deep: bool = True) -> Iterator[Watch]:
     target, own = engine.target, engine.drafter
     used = own if drafter is None else drafter
     observer = Observer(target.model) if deep else None
-    watch = Watch(engine, observer)
+    watch = Watch(observer)
     engine.target = WatchedTarget(target, watch)
     engine.drafter = None if used is None else WatchedDrafter(used, watch)
     model = getattr(used, "model", None)
@@ -165,15 +173,21 @@ def _drafter_hooks(model, watch: Watch) -> Iterator[None]:
     absorb = model.absorb
 
     def absorbing(features, cache):
-        if watch.record is not None:
-            watch.record.absorbed.append(features.detach().clone())
+        record = watch.holding(cache)
+        if record is not None:
+            record.absorbed.append(features.detach().clone())
         return absorb(features, cache)
 
     def before(module, args):
-        watch.record.drafted.block = args[0][0].detach().clone()
+        watch.drafting = [watch.holding(cache) for cache in args[1]]
+        for record, block in zip(watch.drafting, args[0], strict=True):
+            if record is not None:
+                record.drafted.block = block.detach().clone()
 
     def after(module, args, output):
-        watch.record.drafted.hidden = output[0].detach().clone()
+        for record, hidden in zip(watch.drafting, output, strict=True):
+            if record is not None:
+                record.drafted.hidden = hidden.detach().clone()
 
     handles = [model.register_forward_pre_hook(before), model.register_forward_hook(after)]
     for index, layer in enumerate(model.layers):
@@ -194,7 +208,9 @@ def _drafter_hooks(model, watch: Watch) -> Iterator[None]:
 
 def _part_hook(watch: Watch, layer: int, name: str):
     def hook(module, args, output) -> None:
-        if watch.record is not None and watch.record.drafted is not None:
-            watch.record.drafted.parts[layer, name] = output.detach().clone()
+        # Rows of one block after the other.
+        for record, rows in zip(watch.drafting, output.chunk(max(len(watch.drafting), 1)), strict=True):
+            if record is not None and record.drafted is not None:
+                record.drafted.parts[layer, name] = rows.detach().clone()
 
     return hook

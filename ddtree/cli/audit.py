@@ -32,6 +32,9 @@ def add_audit(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, help="for temperatures above 0 (default: 0)")
     parser.add_argument(
+        "--thinking", choices=("on", "off", "both"), default="both", help="where the template knows it (default: both)"
+    )
+    parser.add_argument(
         "--reference", action=argparse.BooleanOptionalAction, help="compare with transformers (default: for small models)"
     )
     parser.add_argument("--fidelity", action="store_true", help="also judge the drafter against its card and reference")
@@ -41,7 +44,7 @@ def add_audit(parser: argparse.ArgumentParser) -> None:
 
 
 def audit(args: argparse.Namespace) -> int:
-    """Run it; 0 for identical and near ties without a fault, else 1."""
+    """Run it; 0 for identical and near ties without a fault, 1 for a mismatch, 3 for a faulty drafter alone."""
     from ddtree.audit.fidelity import check_fidelity, read_card
     from ddtree.audit.lossless import DEFAULT_BUDGETS, Audit, Plan
     from ddtree.audit.prompts import encode_all, read_prompts
@@ -58,7 +61,8 @@ def audit(args: argparse.Namespace) -> int:
         inspect=not args.no_inspect,
     )
     reference, reason = _reference(args, source, engine, tokenizer)
-    prompts = encode_all(tokenizer, texts, *_served_forms(engine.vocab_size))
+    thinking = {"on": (True,), "off": (False,), "both": (True, False)}[args.thinking]
+    prompts = encode_all(tokenizer, texts, *_served_forms(engine.vocab_size), thinking)
     run = Audit(engine, tokenizer, plan, reference, say=lambda line: print(f"audit: {line}", file=sys.stderr))
     run.result.reference = "transformers" if reference is not None else None
     if reason:
@@ -71,7 +75,7 @@ def audit(args: argparse.Namespace) -> int:
     _write_files(args, run, source, tokenizer)
     _show(result, source)
     print(json.dumps(result.as_json()))
-    return 0 if result.passed else 1
+    return result.exit_status
 
 
 def _served_forms(vocab_size: int):
@@ -80,8 +84,8 @@ def _served_forms(vocab_size: int):
     from ddtree.server.protocol import ChatRequest, CompletionRequest
     from ddtree.server.text import Text
 
-    def chat(tokenizer, text: str):
-        body = ChatRequest(model="audit", messages=[{"role": "user", "content": text}])
+    def chat(tokenizer, text: str, thinking: bool | None):
+        body = ChatRequest(model="audit", messages=[{"role": "user", "content": text}], enable_thinking=thinking)
         return Text(tokenizer).chat(body).token_ids
 
     def raw(tokenizer, text: str):
@@ -115,9 +119,9 @@ def _write_files(args, run, source, tokenizer) -> None:
 
     if args.report:
         title = f"ddtree audit {source.served_name}"
-        args.report.write_text(render(run.result, run.inspections, text_of, title), encoding="utf-8")
+        args.report.write_text(render(run.result, run.inside.inspections, text_of, title), encoding="utf-8")
     if args.trace:
-        args.trace.write_text("".join(f"{line}\n" for line in trace_lines(run.inspections, text_of)), encoding="utf-8")
+        args.trace.write_text("".join(f"{line}\n" for line in trace_lines(run.inside.inspections, text_of)), encoding="utf-8")
 
 
 def _show(result, source) -> None:
@@ -132,15 +136,20 @@ def _show(result, source) -> None:
         table.add_column(name)
     for each in result.divergences:
         margin = "" if each.margin is None else f"{each.margin:.2g}"
-        cells = (f"{each.prompt_id} ({each.form})", each.against, str(each.position), each.plain_token, each.other_token)
+        cells = (f"{each.prompt_id} ({each.form}{_switch(each.thinking)})", each.against, str(each.position), each.plain_token, each.other_token)
         table.add_row(*map(escape, cells), margin, each.verdict)
     if result.divergences:
         console.print(table)
     console.print(
-        f"{result.verdict.replace('_', ' ')}: {result.prompts} prompts, {result.runs} runs, {result.tokens} plain tokens, "
-        f"{result.rounds_inspected} rounds inspected"
+        f"{result.verdict.replace('_', ' ')}, drafter {result.drafter.replace('_', ' ')}: {result.prompts} prompts, {result.runs} runs, "
+        f"{result.packed} of them side by side, {result.tokens} plain tokens, {result.rounds_inspected} rounds inspected",
+        soft_wrap=True,
     )
     for fault in result.faults:
         console.print(f"FAULT ({fault.kind}) {escape(fault.where)}", soft_wrap=True)
     for note in result.notes:
         console.print(f"note: {escape(note)}", soft_wrap=True)
+
+
+def _switch(thinking: bool | None) -> str:
+    return "" if thinking is None else f", thinking {'on' if thinking else 'off'}"

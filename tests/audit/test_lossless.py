@@ -58,7 +58,7 @@ def test_transformers_agrees_and_a_changed_layer_is_named(llama, llama_folder):
     llama.layers[1].mlp.down_proj.weight.mul_(-3.0)
     result = audited(engine, plan=PLAN, reference=reference)
     assert result.verdict == "mismatch"
-    assert {each.where for each in result.divergences} and "layer 1's output differs" in result.divergences[0].where
+    assert {each.where for each in result.divergences} and "layer 1 MLP differs from token 0 on" in result.divergences[0].where
 
 
 def test_noise_is_measured_and_bounded(llama):
@@ -87,8 +87,8 @@ def test_prompt_files(tmp_path):
 
 def test_both_forms_are_sound(chat_tokenizer):
     prompts = encode_all(chat_tokenizer, [("a", "hello world"), ("b", "bye")])
-    assert [(each.id, each.form) for each in prompts] == [("a", "chat"), ("a", "raw"), ("b", "chat")]
-    assert [prompt_fault(chat_tokenizer, each) for each in prompts] == [None] * 3
+    assert [(each.id, each.form) for each in prompts] == [("a", "chat"), ("a", "raw"), ("b", "chat"), ("b", "raw")]
+    assert [prompt_fault(chat_tokenizer, each) for each in prompts] == [None] * 4
 
 
 def test_a_template_applied_to_a_raw_completion_is_named(chat_tokenizer):
@@ -117,8 +117,8 @@ def test_report_and_trace(llama):
     engine = engine_of(llama)
     audit = Audit(engine, NumberTokenizer(), PLAN)
     result = audit.run(random_prompts(engine.vocab_size))
-    page = render(result, audit.inspections, lambda token_id: f"<{token_id}>", "audit of tiny")
+    page = render(result, audit.inside.inspections, lambda token_id: f"<{token_id}>", "audit of tiny")
     assert "<svg" in page and "#1b7f4b" in page and "&lt;" in page and "identical" in page
-    lines = [json.loads(line) for line in trace_lines(audit.inspections, str)]
+    lines = [json.loads(line) for line in trace_lines(audit.inside.inspections, str)]
     assert len(lines) == result.rounds_inspected and lines[0]["path"][0] == 0
     json.dumps(result.as_json(), allow_nan=False)
