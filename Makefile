@@ -21,10 +21,12 @@ serve: setup
 
 test: setup
 	$(BIN)/ddtree fetch smollm2
+	$(BIN)/python -m tests.qwen3_files
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m "not long and not gpu"
 
 test-all: setup
 	$(BIN)/ddtree fetch smollm2
+	$(BIN)/python -m tests.qwen3_files
 	$(BIN)/python -m pytest -q -m "not gpu"
 
 lint: setup

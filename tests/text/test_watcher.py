@@ -84,3 +84,12 @@ def test_token_offsets(byte_tokenizer):
     watcher = TextWatcher(byte_tokenizer)
     run(watcher, [single[bytes([byte])] for byte in "a🫠b".encode()])
     assert watcher.token_offsets == [0, 1, 1, 1, 1, 2]
+
+
+def test_special_tokens_that_are_to_be_shown(byte_tokenizer):
+    """Where a tokenizer marks a thought's tags special, the parser must read them all the same."""
+    start, end = (byte_tokenizer.backend.token_to_id(token) for token in ("<|im_start|>", "<|im_end|>"))
+    ids = [start, *byte_tokenizer.encode("a b"), end]
+    watcher = TextWatcher(byte_tokenizer, shown_ids={start})
+    assert run(watcher, ids)[0] == "<|im_start|>a b"
+    assert run(TextWatcher(byte_tokenizer), ids)[0] == "a b"
