@@ -61,7 +61,8 @@ class Shard:
         from transformers import AutoModelForCausalLM
 
         path = Path(self.args.target)
-        model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=self.dtype)
+        where = (path, {}) if path.is_dir() else (path.parent, {"gguf_file": path.name})
+        model = AutoModelForCausalLM.from_pretrained(where[0], dtype=self.dtype, **where[1])
         return model.to(self.args.device).eval()
 
     @property
@@ -71,7 +72,8 @@ class Shard:
     def render(self, text: str) -> tuple[int, ...]:
         from ddtree.text.chat import render_chat
 
-        prompt = render_chat(self.tokenizer, [{"role": "user", "content": text}])
+        thinking = {"on": True, "off": False}.get(self.args.thinking)
+        prompt = render_chat(self.tokenizer, [{"role": "user", "content": text}], enable_thinking=thinking)
         return tuple(self.tokenizer.encode(prompt, add_special_tokens=False))
 
     def request(self, prompt, budget, sampled):
@@ -216,6 +218,7 @@ def summarise(args, records: list[dict], seconds: float) -> dict:
         "max_tokens": args.max_tokens,
         "budgets": args.budgets,
         "more_budgets": args.more_budgets,
+        "thinking": args.thinking,
         "against_transformers": bool(args.reference),
         "generated_by_transformers": min(args.generate, len(args.plan)) if args.reference else 0,
         "processes": args.processes,
@@ -249,6 +252,7 @@ def main() -> int:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--side-by-side", type=int, default=8)
+    parser.add_argument("--thinking", choices=("default", "on", "off"), default="default")
     parser.add_argument("--generate", type=int, default=10)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=600.0, help="begin no further group after this long")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 from pathlib import Path
 
 import torch
@@ -50,18 +51,16 @@ def build_parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> None:
     """Run one command; with the same arguments again it goes on where it stopped."""
     args = build_parser().parse_args(arguments)
-    from ddtree.models.registry import load_target
-    from ddtree.training.features import DenseTarget
-
     config_class = SamplingConfig if args.command == "sample" else TrainingConfig
     config = config_class(**{field.name: getattr(args, field.name) for field in dataclasses.fields(config_class)})
     device = torch.device(args.device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    # dequantised in float32 and rounded once
-    target = DenseTarget(load_target(args.target, device, torch.float32), dtype)
+    target = open_target(Path(args.target), device, dtype)
     if args.command == "sample":
         from ddtree.training import openers, sample
 
+        if target.config.is_hybrid:
+            raise SystemExit(f"--target {args.target}: sample knows attention-only targets; see recipes/hybrid_tiny/write.py")
         sample.sample(target, openers.load(), args.out, config)
     else:
         from ddtree.training.data import Data
@@ -69,3 +68,16 @@ def main(arguments: list[str] | None = None) -> None:
 
         fit(target, Data(args.data, device), args.out, config)
 
+
+def open_target(path: Path, device: torch.device, dtype: torch.dtype):
+    """The frozen target in `path`: a `HybridTarget` for a folder whose config has linear attention, else a `DenseTarget`."""
+    from ddtree.models.config import ModelConfig
+    from ddtree.models.registry import load_target
+    from ddtree.training.features import DenseTarget
+    from ddtree.training.hybrid import HybridTarget
+
+    config_json = path / "config.json"
+    if config_json.is_file() and ModelConfig.from_hf(json.loads(config_json.read_text())).is_hybrid:
+        return HybridTarget.load(path, device, dtype)
+    # dequantised in float32 and rounded once
+    return DenseTarget(load_target(path, device, torch.float32), dtype)

@@ -84,7 +84,7 @@ class HybridTarget:
         """As `forward`, over the first `depth` layers, with gradients where the tensors have them."""
         length, last = token_ids.shape[1], self.config.num_layers - 1
         rotary = self.rotary(torch.arange(length, device=self.device))
-        x, outputs = self.embed(token_ids), {}
+        x, outputs = F.embedding(token_ids, self.embedding), {}  # training weights keep the residual stream in float32
         for index in range(depth):
             prefix = f"model.layers.{index}"
             mixed = self.norm(x, f"{prefix}.input_layernorm")

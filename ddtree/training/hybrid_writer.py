@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from ddtree.models.family_config import LINEAR
-from ddtree.training.hybrid import HybridTarget, turn
+from ddtree.training.hybrid import HybridTarget
 from ddtree.training.sample import FORCED, GENERATED, USER_TOKEN
 
 CHECK_STEPS = 16  # steps between two looks at whether every sequence has stopped

@@ -182,6 +182,7 @@ def test_a_cache_used_in_inference_mode_can_be_used_outside():
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_nothing_waits_for_the_device():
     cache = RecurrentCache(VALUE_HEADS, KEY_DIM, VALUE_DIM, CHANNELS, WIDTH, torch.float32, "cuda")
