@@ -19,6 +19,7 @@ from ddtree.engine.request import Request
 
 INSPECTED_PROMPTS = 2
 INSPECTED_ROUNDS = 3
+FEWER_ROUNDS = 2  # of the looks after the first two
 INSPECTED_BUDGET = 48  # larger trees show nothing that this one does not, and take longer
 LONG_CONTEXT = 280  # tokens before the rounds that are looked at last
 LONG_ANSWER = 16
@@ -53,14 +54,14 @@ class Inside:
             self._look([first], long_paths=False)
         self._look([first])
         # In chunks, so that a chunk's boundary is looked at without a prompt of that length.
-        self._look([last], chunk=len(last[0].token_ids) // 2 + 1)
-        self._look([self._long_prompt()])
+        self._look([last], FEWER_ROUNDS, chunk=len(last[0].token_ids) // 2 + 1)
+        self._look([self._long_prompt()], FEWER_ROUNDS)
 
     def look_side_by_side(self, prompts: Sequence[Prompt]) -> None:
         """Two requests in the same rounds."""
         chosen = self._chosen(prompts)
         if self._budget and len(chosen) > 1:
-            self._look(chosen)
+            self._look(chosen, FEWER_ROUNDS)
 
     @property
     def _budget(self) -> int:
@@ -73,7 +74,7 @@ class Inside:
             for i, prompt in enumerate(prompts[:INSPECTED_PROMPTS])
         ]
 
-    def _look(self, chosen, chunk: int | None = None, long_paths: bool = True) -> None:
+    def _look(self, chosen, rounds: int = INSPECTED_ROUNDS, chunk: int | None = None, long_paths: bool = True) -> None:
         """A few rounds of requests side by side, unless the target is known to be wrong already."""
         audit = self.audit
         if audit.result.target_is_faulty:
@@ -88,7 +89,7 @@ class Inside:
             scripts = [[*request.prompt_token_ids, *answer] for request, answer in zip(requests, plain, strict=True)]
             drafter = self.long_paths(scripts, len(requests))
         with limited(audit.engine, prefill_chunk=chunk or audit.engine.config.prefill_chunk):
-            self.inspect(prompts[0], requests, drafter, INSPECTED_ROUNDS)
+            self.inspect(prompts[0], requests, drafter, min(rounds, audit.plan.rounds))
 
     def _long_prompt(self) -> tuple[Prompt, Request]:
         """All that was read and written so far, over and over, as the beginning of one more answer."""

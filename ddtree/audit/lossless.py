@@ -46,6 +46,7 @@ class Plan:
     temperatures: tuple[float, ...] = (0.0,)
     seed: int = 0
     inspect: bool = True
+    rounds: int = 3  # looked into at most, in each kind of situation
 
     @property
     def drafting(self) -> tuple[int, ...]:

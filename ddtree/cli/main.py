@@ -1,4 +1,4 @@
-"""ddtree: serve, generate, chat, fetch, bench, train. Each command imports its room when called, so that --help is instant."""
+"""ddtree: serve, generate, chat, fetch, bench, audit, doctor, train. Each command imports its room when called, so that --help is instant."""
 
 from __future__ import annotations
 
@@ -11,14 +11,7 @@ from ddtree import __version__
 from ddtree.cli.bench import add_bench
 from ddtree.cli.flags import add_model, add_sampling, whole
 
-LATER = {
-    "doctor": "check the machine, the model and the drafter",
-}
 INTERRUPTED = 130  # what a shell reports for Ctrl-C
-
-
-class UserError(ValueError):
-    """Something the user can mend, said in one line."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,10 +40,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_bench(commands.add_parser("bench", help="measure tokens per second, plain and with trees"))
     commands.add_parser("train", help="train a drafter (see ddtree train --help)", add_help=False)
     _add_audit(commands.add_parser("audit", help="prove the output lossless, token by token, or say where it is not"))
-    for name, about in LATER.items():
-        later = commands.add_parser(name, help=f"{about} (a later version)")
-        later.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-        later.set_defaults(run=_later)
+    _add_doctor(commands.add_parser("doctor", help="check the machine, the model and the drafter, and say what to do"))
     return parser
 
 
@@ -105,6 +95,13 @@ def _add_audit(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_audit)
 
 
+def _add_doctor(parser: argparse.ArgumentParser) -> None:
+    from ddtree.cli.doctor import add_doctor
+
+    add_doctor(parser)
+    parser.set_defaults(run=_doctor)
+
+
 def _guarded(run: Callable[[], int]) -> int:
     try:
         return run()
@@ -152,11 +149,13 @@ def _audit(args: argparse.Namespace) -> int:
     return audit(args)
 
 
+def _doctor(args: argparse.Namespace) -> int:
+    from ddtree.cli.doctor import doctor
+
+    return doctor(args)
+
+
 def _train(argv: list[str]) -> int:
     from ddtree.training.command import main as train
 
     return train(argv) or 0
-
-
-def _later(args: argparse.Namespace) -> int:
-    raise UserError(f"{args.command} arrives with a later version ({LATER[args.command]})")

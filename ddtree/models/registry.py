@@ -52,6 +52,15 @@ def load_target(path: str | Path, device: torch.device | str, dtype: torch.dtype
     return model.eval()
 
 
+def target_files(path: str | Path) -> tuple[ModelConfig, dict[str, tuple[int, ...]]]:
+    """A target's config and the shapes of its tensors by their published names, no weight read. Raises as `load_target`."""
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: no such file or folder")
+    config, source = _open(path)
+    return config, dict(leave_aside(source, config.architecture).shapes)
+
+
 def _open(path: Path) -> tuple[ModelConfig, TensorSource]:
     config_json = path / "config.json"
     if path.is_dir() and config_json.is_file():
