@@ -104,6 +104,14 @@ def test_an_end_tag_spelled_out(tokenizer, family, step_size):
     assert THINK_END not in itertools.chain(*parts)
     with speaking(tokenizer, itertools.chain(*parts), step_size) as client:
         assert whole(client) == streamed(client) == (THOUGHT, ANSWER, "stop", count)
+        # Cut after "</": no tag, so part of the thought, and given out at the end.
+        cut = {"max_tokens": count - 2}
+        assert whole(client, **cut) == streamed(client, **cut) == (f"{THOUGHT}\n</", "", "length", count - 2)
+
+
+def test_tokens_before_the_tag_are_no_thought(qwen3):
+    with speaking(qwen3, "\n\n<think>hm</think>yes", 2) as client:
+        assert whole(client) == streamed(client) == ("hm", "yes", "stop", 3)
 
 
 def test_an_empty_thought_of_the_models_own(qwen3):

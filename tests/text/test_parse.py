@@ -106,6 +106,12 @@ def test_a_second_parser_reads_the_answer_only(size):
     assert joined == {REASONING: "no !shout! here", CONTENT: "but  here and !half", "shout": "one"}
 
 
+def test_what_one_parser_held_back_the_next_still_reads():
+    chain = ParserChain(ReasoningParser(start="!a!>"), Shouts())
+    assert chain.feed("!a!") == []
+    assert chain.flush() == [("shout", "a")]
+
+
 def test_a_chain_of_none_is_content():
     assert ParserChain().feed("<think>") == [(CONTENT, "<think>")]
     assert ParserChain().feed("") == ParserChain().flush() == []
