@@ -15,7 +15,7 @@ class Worked:
 
     lines: tuple[str, ...]
     result: int
-    sums: tuple[tuple[int, int], ...] = ()  # operand pairs of the additions inside a multiplication
+    inner: tuple[tuple[int, int], ...] = ()  # operand pairs of the operations inside a multiplication
 
 
 def work(operator: str, left: int, right: int) -> Worked:
@@ -58,22 +58,23 @@ def multiply(left: int, right: int) -> Worked:
     """A partial product for each digit of the shorter operand, and their sum."""
     if len(str(left)) < len(str(right)):
         turned = multiply(right, left)
-        return Worked((f"{left} × {right} = {right} × {left}", *turned.lines), turned.result, turned.sums)
+        return Worked((f"{left} × {right} = {right} × {left}", *turned.lines), turned.result, turned.inner)
     factors = [digit * 10**place for place, digit in enumerate(digits(right)) if digit]
     if len(factors) < 2:
         return _partial(left, right)
-    lines, total, sums = [f"{left} × {right}"], None, []
+    lines, total, inner = [f"{left} × {right}"], None, []
     for factor in factors:
         partial = _partial(left, factor)
         lines += partial.lines
+        inner.append((left, factor))
         if total is None:
             total = partial.result
             continue
         added = add(total, partial.result)
-        sums.append((total, partial.result))
+        inner.append((total, partial.result))
         lines += added.lines
         total = added.result
-    return Worked((*lines, f"{left} × {right} = {total}"), total, tuple(sums))
+    return Worked((*lines, f"{left} × {right} = {total}"), total, tuple(inner))
 
 
 def _partial(left: int, factor: int) -> Worked:

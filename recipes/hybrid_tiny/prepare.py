@@ -27,11 +27,11 @@ from recipes.hybrid_tiny.prose import Prose, read_shards, words_of
 ITEMS_PER_KIND = 100
 NUM_PROMPTS = 200_000
 TASK = 10_000  # samples a worker makes at a time
-TOKENIZER_CHARACTERS, TOKENIZER_PROBLEMS = 30_000_000, 40_000
+TOKENIZER_CHARACTERS, TOKENIZER_PROBLEMS = 20_000_000, 20_000
 
 
 def main() -> None:
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"  # for training the tokenizer; nothing here forks
     arguments = _arguments()
     start = time.monotonic()
     out: Path = arguments.out
@@ -104,7 +104,7 @@ _worker: dict = {}
 
 
 def _start(out: Path) -> None:
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
     _worker["prose"] = Prose.load(out / "prose.json")
     _worker["encoder"] = Encoder(Tokenizer.from_file(str(out / "tokenizer" / "tokenizer.json")))
 
@@ -113,10 +113,7 @@ def _make(task: tuple[str, int, str]) -> tuple[str, tuple[np.ndarray, ...]]:
     """One task: lengths, then the arrays end to end."""
     kind, number, seed = task
     shared = (number, _worker["prose"], Mix(), _worker["encoder"], random.Random(seed))
-    if kind == "prompts":
-        made = [(prompt,) for prompt in make_prompts(*shared)]
-    else:
-        made = make_samples(*shared)
+    made = make_samples(*shared) if kind == "samples" else [(prompt,) for prompt in make_prompts(*shared)]
     lengths = np.array([len(arrays[0]) for arrays in made], np.int64)
     return kind, (lengths, *(np.concatenate(column) for column in zip(*made, strict=True)))
 
@@ -138,7 +135,7 @@ def _say(start: float, text: str) -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m recipes.hybrid_tiny.prepare", description="write hybrid-tiny's training data")
     parser.add_argument("--smollm2", type=Path, required=True, help="GGUF or folder whose tokenizer wrote the shards")
-    parser.add_argument("--shards", type=Path, required=True, help="folder written by `ddtree train sample`")
+    parser.add_argument("--shards", type=Path, required=True, help="folder written by `ddtree train sample`, or one that holds several such")
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--samples", type=_count, default=3_000_000, help="training samples (default 3e6)")
     parser.add_argument("--prompts", type=_count, default=NUM_PROMPTS, help=f"prompts alone (default {NUM_PROMPTS})")

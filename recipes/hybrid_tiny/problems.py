@@ -1,7 +1,7 @@
 """Arithmetic and word problems with a worked thought and an answer that can be checked.
 
 Operand pairs are split by a hash, not by a list: a pair that is held out never occurs in training, in either order, in
-any operation, not even as an addition inside a multiplication.
+any operation, not even inside a multiplication.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def draw(rng: random.Random, held_out: bool, kind: str | None = None) -> Problem
         if not _on_side(steps, held_out) or not _is_plain(kind, steps):
             continue
         worked = [work(*step) for step in steps]
-        if held_out or not any(is_held_out(*pair) for work_ in worked for pair in work_.sums):
+        if held_out or not any(is_held_out(*pair) for work_ in worked for pair in work_.inner):
             return _problem(kind, shape, story, numbers, steps, worked, rng)
 
 
@@ -101,7 +101,7 @@ def _on_side(steps: list[Step], held_out: bool) -> bool:
     """Held out: every pair that can be is, and there is one. Training: none is."""
     if not held_out:
         return not any(is_held_out(left, right) for _, left, right in steps)
-    eligible = [pair for _, *pair in steps if HELD_OUT_LOW <= min(pair) and max(pair) <= HELD_OUT_HIGH]
+    eligible = [pair for _, *pair in steps if min(pair) >= HELD_OUT_LOW and max(pair) <= HELD_OUT_HIGH]
     return bool(eligible) and all(is_held_out(*pair) for pair in eligible)
 
 

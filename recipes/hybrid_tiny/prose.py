@@ -50,8 +50,8 @@ class Prose:
 
 
 def read_shards(folder: Path, smollm2: Backend, processes: int) -> Prose:
-    """Decode and clean all shards of `folder`; ValueError if there are none, or nothing usable in them."""
-    shards = sorted(folder.glob("classes_*.npy"))
+    """Decode and clean all shards in `folder` and below; ValueError if there are none, or nothing usable in them."""
+    shards = sorted(folder.rglob("classes_*.npy"))
     if not shards:
         raise ValueError(f"{folder}: no shards classes_*.npy; run `ddtree train sample` first")
     tasks = [(path, start) for path in shards for start in range(0, len(np.load(path, mmap_mode="r")), ROWS_PER_TASK)]
@@ -202,8 +202,8 @@ def topic(request: str) -> str:
     sentence = re.split(r"(?<=[a-z])[.?!:](?=\s|$)|\n", request.strip())[0]
     words = (POLITE.sub("", sentence) or sentence).split()[:8]
     text = " ".join(words).strip(" .,;:?!\"'") or "this"
-    is_name = len(words[0]) > 1 and not words[0][1:].islower() or words[0] == "I" if words else False
-    return text if is_name else text[0].lower() + text[1:]
+    # "I am" and "DNA" keep their capital
+    return text if re.match(r"I\b|\w?[A-Z]{2}", text) else text[0].lower() + text[1:]
 
 
 def think(request: str, rng: random.Random) -> str:

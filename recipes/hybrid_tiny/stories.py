@@ -14,14 +14,13 @@ TEXT = Path(__file__).with_name("stories.txt")
 SHE = "Anna Carla Elena Grace Isabel Kate Maria Olivia Rosa Tina Wendy Priya Amara Fatima Lucy Nina Julia Emma Sofia Zoe"
 HE = "Ben David Frank Henry Jack Leo Noah Peter Sam Victor Omar Diego Ivan Mark Tom Alex Mike Liam James Paul"
 PRONOUNS = {"he": ("she", "he"), "him": ("her", "him"), "his": ("her", "his")}
-THINGS = dict(
-    pair.split("/")
-    for pair in "apple/apples book/books pencil/pencils marble/marbles egg/eggs orange/oranges sticker/stickers card/cards "
-    "coin/coins bottle/bottles ticket/tickets candle/candles button/buttons stamp/stamps pen/pens cup/cups toy/toys "
-    "brush/brushes berry/berries potato/potatoes tomato/tomatoes cherry/cherries peach/peaches shell/shells bead/beads "
-    "brick/bricks cake/cakes flower/flowers scarf/scarves knife/knives spoon/spoons glove/gloves photo/photos nail/nails".split()
+THINGS = (
+    "apple/apples book/books pencil/pencils marble/marbles egg/eggs orange/oranges sticker/stickers card/cards coin/coins "
+    "bottle/bottles ticket/tickets candle/candles button/buttons stamp/stamps pen/pens cup/cups toy/toys brush/brushes "
+    "berry/berries potato/potatoes tomato/tomatoes cherry/cherries peach/peaches shell/shells bead/beads brick/bricks "
+    "cake/cakes flower/flowers scarf/scarves knife/knives spoon/spoons glove/gloves photo/photos nail/nails"
 )
-BOXES = dict(pair.split("/") for pair in "box/boxes bag/bags basket/baskets crate/crates jar/jars shelf/shelves tray/trays".split())
+BOXES = "box/boxes bag/bags basket/baskets crate/crates jar/jars shelf/shelves tray/trays"
 
 
 @dataclass(frozen=True)
@@ -54,9 +53,9 @@ def tell(story: Story, numbers: dict[str, int], result: int, rng: random.Random)
     is_he = rng.random() < 0.5
     # Friends of the other list, so that a pronoun says who is meant.
     first, second = (HE, SHE) if is_he else (SHE, HE)
-    thing, box = rng.choice(sorted(THINGS)), rng.choice(sorted(BOXES))
     words = {"A": rng.choice(first.split()), "B": rng.choice(second.split())}
-    words |= {"thing": thing, "things": THINGS[thing], "box": box, "boxes": BOXES[box]}
+    words["thing"], words["things"] = rng.choice(THINGS.split()).split("/")
+    words["box"], words["boxes"] = rng.choice(BOXES.split()).split("/")
     for word, forms in PRONOUNS.items():
         words[word] = forms[is_he]
         words[word.capitalize()] = forms[is_he].capitalize()
