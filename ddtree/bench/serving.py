@@ -182,7 +182,7 @@ class StreamReader:
     def __init__(self, item_id: str, config: str):
         self.item_id, self.config = item_id, config
         self.token_ids: list[int] = []
-        self.text, self.finish_reason = "", None
+        self.reasoning, self.content, self.finish_reason = "", "", None
         self.stamps: list[float] = []  # of events that carried tokens or text
         self.usage: dict = {}
         self.report: dict | None = None
@@ -196,12 +196,18 @@ class StreamReader:
         for choice in event.get("choices", ()):
             delta = choice.get("delta") or {}
             ids = choice.get("token_ids") or []
-            text = (delta.get("reasoning_content") or "") + (delta.get("content") or "")
-            if ids or text:
+            reasoning, content = delta.get("reasoning_content") or "", delta.get("content") or ""
+            if ids or reasoning or content:
                 self.stamps.append(at_s)
             self.token_ids += ids
-            self.text += text
+            self.reasoning += reasoning
+            self.content += content
             self.finish_reason = choice.get("finish_reason") or self.finish_reason
+
+    @property
+    def text(self) -> str:
+        """What the model wrote; a thought between its tags, so that the next turn's template knows it for one."""
+        return f"<think>\n{self.reasoning}\n</think>\n\n{self.content}" if self.reasoning else self.content
 
     def output(self) -> Output:
         """What came. ValueError if the stream broke off before its end or counted nothing."""

@@ -12,7 +12,7 @@ from ddtree.bench.report import notes
 from ddtree.bench.run import Facts, run_served
 from ddtree.bench.serving import Serving, StreamReader
 from ddtree.bench.workloads import Prompt
-from tests.server.fakes import ScriptEngine, serving
+from tests.server.fakes import THINKING_TEMPLATE, ScriptEngine, serving
 
 PROMPTS = [Prompt(f"p{i}", (f"prompt {i}", "more")[: 1 + i % 2], "toy") for i in range(3)]
 FACTS = Facts(
@@ -102,6 +102,16 @@ def test_times_are_of_events_and_counts_of_ids():
     assert output.output_tokens == 7 and output.token_ids == (1, 2, 3, 4, 5, 6, 7) and len(output.itl_s) == 2
     assert 0.025 < output.ttft_s < 0.5 and output.decode_s > 0.05
     assert output.tpot_s == pytest.approx(output.decode_s / 6) and min(output.itl_s) > 0.025
+
+
+def test_a_thought_goes_into_the_next_turn_as_one():
+    """Untagged it would stay in the conversation, where the template drops earlier thoughts."""
+    engine = Drafting(f"{LONG}</think>\n\n{LONG}")
+    with serving(engine, THINKING_TEMPLATE) as served:
+        client = Serving("http://test/v1", settings(max_tokens=200), transport=httpx.ASGITransport(served.app))
+        client.inspect([Prompt("p", ("a", "b"), "toy")], hush)
+    last = bytes(engine.added[-1].prompt_token_ids).decode()
+    assert f"assistant: <think>\n{LONG}\n</think>\n\n{LONG}\nuser: b\n" in last
 
 
 def test_another_server_is_timed_plain_only():
