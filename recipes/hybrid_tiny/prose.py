@@ -196,14 +196,21 @@ THOUGHTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 )  # fmt: skip
 POLITE = re.compile(r"^(?:(?:please|can you|could you|would you|i would like you to|i want you to|help me|hi|hello)[, ]+)+", re.IGNORECASE)
 
+BEGINNINGS = (
+    "a an the this that these my your our what which who whose when where why how is are was were do does did can could would "
+    "should will may if in on for to there write compose create draft generate make give list name suggest recommend tell "
+    "explain describe define discuss compare summarize rewrite edit improve help find provide show choose identify imagine "
+    "hello hi hey thanks thank good you we it he she they some many most and also but so let"
+)
+
 
 def topic(request: str) -> str:
     """The first words of what is asked, without politeness and without the stop at their end."""
     sentence = re.split(r"(?<=[a-z])[.?!:](?=\s|$)|\n", request.strip())[0]
     words = (POLITE.sub("", sentence) or sentence).split()[:8]
-    text = " ".join(words).strip(" .,;:?!\"'") or "this"
-    # "I am" and "DNA" keep their capital
-    return text if re.match(r"I\b|\w?[A-Z]{2}", text) else text[0].lower() + text[1:]
+    text = " ".join(words).strip(" .,;:?!\"'()*#-") or "this"
+    # names keep their capital
+    return text[0].lower() + text[1:] if re.split(r"\W", text.lower())[0] in BEGINNINGS.split() else text
 
 
 def think(request: str, rng: random.Random) -> str:

@@ -70,7 +70,8 @@ def test_what_is_not_plain_english_is_dropped(text):
 
 
 def test_typography_becomes_plain():
-    assert clean("It’s “quite fine” – we know…\n\n\n\nYes, we do.") == "It's \"quite fine\" - we know...\n\nYes, we do."
+    typed = "It’s “quite fine” – everybody knows this…\n\n\n\nYes, they really do."
+    assert clean(typed) == "It's \"quite fine\" - everybody knows this...\n\nYes, they really do."
 
 
 def test_long_answers_end_at_a_sentence():
@@ -84,6 +85,8 @@ def test_thoughts_take_up_the_request():
     rng = random.Random(0)
     assert topic("Could you please explain how rain forms? Thanks.") == "explain how rain forms"
     assert topic("I'm sad.") == "I'm sad"
+    assert topic("Rosa went home.") == "Rosa went home"
+    assert topic("Hello!") == "hello"
     requests = ["hello", "Write a poem.", "Summarize this.", "List tips.", "Why is it so?", "Who was she?", "It rains."]
     thoughts = {re.sub(re.escape(topic(request)), "…", think(request, rng)) for request in requests for _ in range(40)}
     assert len(thoughts) >= 15
