@@ -6,9 +6,11 @@ import argparse
 
 from rich.console import Console
 
+from ddtree.cli.flags import thinking
 from ddtree.cli.loaded import default_budget, find, load
 from ddtree.cli.turns import Turn, summary
-from ddtree.text import Tokenizer, render_chat
+from ddtree.text import ParserChain, ReasoningParser, Tokenizer, render_chat, thought_state
+from ddtree.text.parse import REASONING, Span
 
 HELP = "/quit ends, /reset forgets the conversation, Ctrl-C stops an answer"
 
@@ -18,6 +20,8 @@ def chat(args: argparse.Namespace) -> int:
     console = Console(highlight=False)
     with console.status(f"loading {args.model}"):
         source, tokenizer = find(args)
+        # A switch that the template does not know should not wait for the weights.
+        render_chat(tokenizer, [{"role": "user", "content": "hi"}], enable_thinking=thinking(args))
         engine = load(args, source)
         budget = default_budget(args, source, engine, lambda line: None, limit_s=4.0)
     console.print(f"[bold]{source.served_name}[/bold], tree budget {budget.size} ({budget.reason})")
@@ -46,10 +50,15 @@ def _answer(console, args, engine, tokenizer: Tokenizer, budget: int, messages: 
     """Stream one answer; returns the conversation with it. A turn that fails is left out."""
     asked = [*messages, {"role": "user", "content": said}]
     try:
-        token_ids = tokenizer.encode(render_chat(tokenizer, asked), add_special_tokens=False)
+        rendered = render_chat(tokenizer, asked, enable_thinking=thinking(args))
+        token_ids = tokenizer.encode(rendered, add_special_tokens=False)
         turn = Turn(engine, tokenizer, token_ids, args.max_tokens, args.temperature, args.seed, budget)
+        thought = thought_state(rendered, tokenizer.chat_template)
+        parser = ParserChain() if thought is None else ReasoningParser(thought)
+        reply = Reply(console)
         for piece in _until_interrupted(turn):
-            console.print(piece, end="", markup=False, soft_wrap=True)
+            reply.add(parser.feed(piece))
+        reply.add(parser.flush())
     except ValueError as error:
         console.print(f"{error}; /reset starts anew", style="red", markup=False)
         return messages
@@ -58,7 +67,32 @@ def _answer(console, args, engine, tokenizer: Tokenizer, budget: int, messages: 
         console.print(summary(turn), style="dim", markup=False)
     else:
         console.print("(stopped)", style="dim", markup=False)
-    return [*asked, {"role": "assistant", "content": turn.text}]
+    return [*asked, reply.message()]
+
+
+class Reply:
+    """One answer on the terminal: the thought dim, then the answer; and the message that it becomes."""
+
+    def __init__(self, console: Console):
+        self._console = console
+        self._reasoning = self._content = ""
+
+    def add(self, spans: list[Span]) -> None:
+        """Print and keep what has come."""
+        for kind, text in spans:
+            if kind == REASONING:
+                self._reasoning += text
+                self._console.print(text, end="", style="dim", markup=False, soft_wrap=True)
+                continue
+            if self._reasoning and not self._content:
+                self._console.print("\n")
+            self._content += text
+            self._console.print(text, end="", markup=False, soft_wrap=True)
+
+    def message(self) -> dict:
+        """For the conversation; the template decides what becomes of the thought."""
+        thought = {"reasoning_content": self._reasoning} if self._reasoning else {}
+        return {"role": "assistant", "content": self._content, **thought}
 
 
 def _until_interrupted(turn: Turn):

@@ -66,3 +66,13 @@ def add_sampling(parser: argparse.ArgumentParser, max_tokens: int) -> None:
     parser.add_argument("--max-tokens", type=whole(1), default=max_tokens, metavar="N", help=f"(default: {max_tokens})")
     parser.add_argument("--temperature", type=temperature, default=0.0, metavar="T", help="0 is greedy (default: 0)")
     parser.add_argument("--seed", type=int, help="for temperatures above 0 (default: drawn)")
+
+
+def add_thinking(parser: argparse.ArgumentParser) -> None:
+    """Whether the model thinks before it answers."""
+    parser.add_argument("--thinking", choices=("on", "off"), help="where the model's template knows it (default: its own)")
+
+
+def thinking(args: argparse.Namespace) -> bool | None:
+    """The switch as templates read it; None leaves it to them."""
+    return None if args.thinking is None else args.thinking == "on"

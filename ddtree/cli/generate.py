@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from ddtree.cli.flags import thinking
 from ddtree.cli.loaded import default_budget, find, load
 from ddtree.cli.turns import Turn, summary
 from ddtree.text import Tokenizer, render_chat
@@ -29,9 +30,11 @@ def prompt_of(args: argparse.Namespace, tokenizer: Tokenizer) -> list[int]:
     """As a chat where the model has a template, unless --raw."""
     text = sys.stdin.read() if args.prompt == "-" else args.prompt
     if args.raw or not (args.chat or tokenizer.chat_template):
+        if args.thinking is not None:
+            raise ValueError(f"--thinking {args.thinking}: a raw prompt has no chat template; leave it out")
         token_ids = tokenizer.encode(text)
         if not token_ids:
             raise ValueError(f"the prompt has no tokens, got {text!r}: give some text")
         return token_ids
-    rendered = render_chat(tokenizer, [{"role": "user", "content": text}])
+    rendered = render_chat(tokenizer, [{"role": "user", "content": text}], enable_thinking=thinking(args))
     return tokenizer.encode(rendered, add_special_tokens=False)

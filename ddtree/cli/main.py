@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from ddtree import __version__
 from ddtree.cli.bench import add_bench
-from ddtree.cli.flags import add_model, add_sampling, whole
+from ddtree.cli.flags import add_model, add_sampling, add_thinking, whole
 
 INTERRUPTED = 130  # what a shell reports for Ctrl-C
 
@@ -69,6 +69,7 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompt", metavar="PROMPT", help='the prompt, "-" reads it from standard input')
     add_model(parser, positional=False)
     add_sampling(parser, max_tokens=256)
+    add_thinking(parser)
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--raw", action="store_true", help="continue the prompt as it is, without a chat template")
     form.add_argument("--chat", action="store_true", help="answer as a chat (default where the model has a template)")
@@ -79,6 +80,7 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
 def _add_chat(parser: argparse.ArgumentParser) -> None:
     add_model(parser, positional=True)
     add_sampling(parser, max_tokens=512)
+    add_thinking(parser)
     parser.add_argument("--system", help="a system message")
     parser.set_defaults(run=_chat)
 

@@ -10,7 +10,7 @@ from ddtree.cli import loaded
 from ddtree.cli.main import main
 from ddtree.sources import Source
 from tests.cli.stubs import SOURCE, install, stub_engine
-from tests.server.fakes import ByteTokenizer
+from tests.server.fakes import THINKING_TEMPLATE, ByteTokenizer
 
 
 def run(capsys, *argv):
@@ -137,6 +137,33 @@ def test_chat_keeps_the_conversation(capsys, monkeypatch):
         "system: s\nuser: hi\nassistant: hello\nuser: again\nassistant: ",
         "system: s\nuser: new\nassistant: ",
     ]
+
+
+def test_chat_shows_the_thought_and_keeps_it_apart(capsys, monkeypatch):
+    """The template drops earlier thoughts only if they come as such."""
+    template = THINKING_TEMPLATE.replace("{{ m.content }}", "{{ m.content }}[{{ m.reasoning_content }}]")
+    engine = stub_engine("why\n</think>\n\nyes")
+    install(monkeypatch.setattr, engine, ByteTokenizer(template))
+    said = iter(["hi", "again", "/quit"])
+    monkeypatch.setattr("builtins.input", lambda *args: next(said))
+    code, out, _ = run(capsys, "chat", "--tree-budget", "0", "--thinking", "on")
+    assert code == 0 and "why\n\nyes\n" in out and "think>" not in out
+    prompt = bytes(engine.added[-1].prompt_token_ids).decode()
+    assert prompt == "user: hi[]\nassistant: yes[why]\nuser: again[]\nassistant: <think>\n"
+
+
+def test_thinking_switch(capsys, monkeypatch):
+    engine = stub_engine()
+    install(monkeypatch.setattr, engine, ByteTokenizer(THINKING_TEMPLATE))
+    for switch, end in (("on", "assistant: <think>\n"), ("off", "assistant: ")):
+        assert run(capsys, "generate", "hi", "--tree-budget", "0", "--thinking", switch)[0] == 0
+        assert bytes(engine.added[-1].prompt_token_ids).decode().endswith(end)
+    code, _, err = run(capsys, "generate", "hi", "--raw", "--thinking", "on")
+    assert code == 2 and "--thinking on: a raw prompt" in err
+    install(monkeypatch.setattr, engine)
+    for command in (("chat",), ("generate", "hi")):
+        code, _, err = run(capsys, *command, "--thinking", "on")
+        assert code == 2 and "knows no thinking" in err
 
 
 def test_chat_survives_a_turn_that_is_too_long(capsys, monkeypatch):
