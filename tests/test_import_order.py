@@ -12,10 +12,10 @@ PACKAGE = Path(__file__).resolve().parents[1] / "ddtree"
 MAY_IMPORT = {
     "__main__": "cli",
     "__init__": "engine sampling",
-    "cli": "server bench audit doctor training engine models sampling sources text",
+    "cli": "server bench audit doctor client training engine models sampling sources text",
     "server": "engine sampling text sources",
-    "bench": "engine models sampling sources text tree",
-    "audit": "engine models caches sampling sources text tree",
+    "bench": "client engine models sampling sources text tree",
+    "audit": "client engine models caches sampling sources text tree",
     "doctor": "audit engine models sources text",
     "training": "models caches sources text tree engine sampling",
     "engine": "models caches tree sampling",
@@ -25,6 +25,7 @@ MAY_IMPORT = {
     "sampling": "",
     "text": "",
     "sources": "",
+    "client": "",
     "kernels": "",
 }
 

@@ -5,9 +5,7 @@ A lossless server hides a broken drafter: the output stays right, only the accep
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import torch
 
@@ -18,20 +16,6 @@ from ddtree.audit.observe import run_alone
 ALARM = 1.15  # mean acceptance length at which a drafter is as good as none
 SHORTFALL = 0.75  # of the card's gain over 1, below which the difference is no matter of prompts
 FEW_ROUNDS = 20
-
-
-def read_card(drafter: Path | None) -> dict[str, dict[str, float]] | None:
-    """`acceptance.json` beside the drafter: temperature -> budget -> mean acceptance length. ValueError if unreadable."""
-    if drafter is None:
-        return None
-    card = (drafter if drafter.is_dir() else drafter.parent) / "acceptance.json"
-    if not card.is_file():
-        return None
-    try:
-        read = json.loads(card.read_text(encoding="utf-8"))
-        return {str(t): {str(b): float(length) for b, length in row.items()} for t, row in read.items()}
-    except (ValueError, AttributeError, TypeError) as error:
-        raise ValueError(f'{card}: expected {{"temperature": {{"budget": length}}}}, found something else ({error})') from None
 
 
 def tap_faults(model, layer_ids: Sequence[int], reference, token_ids: Sequence[int]) -> list[Fault]:

@@ -73,6 +73,8 @@ class Result:
     notes: list[str] = field(default_factory=list)
     acceptance_length: dict[str, float] = field(default_factory=dict)  # budget -> pooled, of the real drafter
     reference: str | None = None  # what plain decoding was compared with
+    url: str | None = None  # of the server, where one was audited
+    unchecked: list[str] = field(default_factory=list)  # what could not be looked at from outside
     drafter_rounds: int | None = None  # inspected with the real drafter's own parts; None without a drafter
 
     @property

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 
 from ddtree.cli.flags import add_model, temperature, whole
+
+DEFAULT_MODEL = "smollm2"
+THINKING = {"on": (True,), "off": (False,), "both": (True, False)}
 
 
 def budgets(text: str) -> tuple[int, ...]:
@@ -21,6 +25,11 @@ def budgets(text: str) -> tuple[int, ...]:
 
 def add_audit(parser: argparse.ArgumentParser) -> None:
     add_model(parser, positional=True)
+    # With --url there need be no model; without, it is the usual one.
+    parser.set_defaults(model=None)
+    parser.add_argument(
+        "--url", help="audit a running server from outside; MODEL, if given, is compared with it; its key is read from DDTREE_API_KEY"
+    )
     parser.add_argument(
         "--budgets", type=budgets, metavar="LIST", help="tree budgets (default: 0,16,32,64,128,256,512,1024)"
     )
@@ -45,37 +54,76 @@ def add_audit(parser: argparse.ArgumentParser) -> None:
 
 def audit(args: argparse.Namespace) -> int:
     """Run it; 0 for identical and near ties without a fault, 1 for a mismatch, 3 for a faulty drafter alone."""
-    from ddtree.audit.fidelity import check_fidelity, read_card
-    from ddtree.audit.lossless import DEFAULT_BUDGETS, Audit, Plan
+    from ddtree.audit.fidelity import check_fidelity
+    from ddtree.audit.lossless import Audit
     from ddtree.audit.prompts import encode_all, read_prompts
-    from ddtree.cli.loaded import find, load
+    from ddtree.cli.loaded import card_of, find, load
 
     texts = read_prompts(args.prompts)[: args.limit]
+    if args.url:
+        return _served(args, texts)
+    args.model = args.model or DEFAULT_MODEL
     source, tokenizer = find(args)
     engine = load(args, source)
-    plan = Plan(
+    reference, reason = _reference(args, source, engine, tokenizer)
+    prompts = encode_all(tokenizer, texts, *_served_forms(engine.vocab_size), THINKING[args.thinking])
+    run = Audit(engine, tokenizer, _plan(args), reference, say=_say)
+    run.result.reference = "transformers" if reference is not None else None
+    if reason:
+        run.result.notes.append(reason)
+    result = run.run(prompts)
+    if args.fidelity:
+        check_fidelity(run, reference, card_of(source.drafter), prompts)
+    if source.drafter is None:
+        result.notes.append(f"no drafter of its own: {source.drafter_reason}; trees came from the audit's scripted drafters")
+    _write_files(args, run, source, tokenizer)
+    _show(result, source.served_name)
+    print(json.dumps(result.as_json()))
+    return result.exit_status
+
+
+def _plan(args: argparse.Namespace):
+    from ddtree.audit.lossless import DEFAULT_BUDGETS, Plan
+
+    return Plan(
         budgets=args.budgets or DEFAULT_BUDGETS,
         max_tokens=args.max_tokens,
         temperatures=tuple(args.temperature or (0.0,)),
         seed=args.seed,
         inspect=not args.no_inspect,
     )
-    reference, reason = _reference(args, source, engine, tokenizer)
-    thinking = {"on": (True,), "off": (False,), "both": (True, False)}[args.thinking]
-    prompts = encode_all(tokenizer, texts, *_served_forms(engine.vocab_size), thinking)
-    run = Audit(engine, tokenizer, plan, reference, say=lambda line: print(f"audit: {line}", file=sys.stderr))
-    run.result.reference = "transformers" if reference is not None else None
-    if reason:
-        run.result.notes.append(reason)
-    result = run.run(prompts)
+
+
+def _served(args: argparse.Namespace, texts) -> int:
+    """A server by its URL, beside a model of one's own where one is named."""
+    from ddtree.audit.fidelity import acceptance_faults
+    from ddtree.audit.served import ServedAudit
+    from ddtree.audit.served_local import Local
+    from ddtree.cli.loaded import card_of, find, load
+    from ddtree.client import ServerClient
+
+    client = ServerClient(args.url, os.environ.get("DDTREE_API_KEY"))
+    local = tokenizer = card = None
+    client.model()  # before a model is loaded in vain
+    if args.model:
+        source, tokenizer = find(args)
+        engine, card = load(args, source), card_of(source.drafter)
+        reference = _reference(args, source, engine, tokenizer)[0] if args.reference else None
+        local = Local(engine, tokenizer, *_served_forms(engine.vocab_size), args.max_tokens, reference)
+    run = ServedAudit(client, _plan(args), tokenizer, local, _say)
+    result = run.run(texts, THINKING[args.thinking])
     if args.fidelity:
-        check_fidelity(run, reference, read_card(source.drafter), prompts)
-    if source.drafter is None:
-        result.notes.append(f"no drafter of its own: {source.drafter_reason}; trees came from the audit's scripted drafters")
-    _write_files(args, run, source, tokenizer)
-    _show(result, source)
+        at_zero = (card or {}).get("0") if run.plan.temperatures == (0.0,) else None
+        acceptance_faults(run.lengths, at_zero, result)
+    if args.report or args.trace:
+        result.notes.append("--report and --trace have no effect with --url: there are no trees to draw from outside")
+    _show(result, args.url)
     print(json.dumps(result.as_json()))
     return result.exit_status
+
+
+def _say(line: str) -> None:
+    print(f"audit: {line}", file=sys.stderr, flush=True)
 
 
 def _served_forms(vocab_size: int):
@@ -124,14 +172,14 @@ def _write_files(args, run, source, tokenizer) -> None:
         args.trace.write_text("".join(f"{line}\n" for line in trace_lines(run.inside.inspections, text_of)), encoding="utf-8")
 
 
-def _show(result, source) -> None:
+def _show(result, name: str) -> None:
     """The table for people."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
     console = Console()
-    table = Table(title=f"audit of {escape(source.served_name)}")
+    table = Table(title=f"audit of {escape(name)}")
     for name in ("prompt", "against", "position", "plain", "other", "margin", "verdict"):
         table.add_column(name)
     for each in result.divergences:
@@ -149,6 +197,8 @@ def _show(result, source) -> None:
         console.print(f"FAULT ({fault.kind}) {escape(fault.where)}", soft_wrap=True)
     for note in result.notes:
         console.print(f"note: {escape(note)}", soft_wrap=True)
+    for what in result.unchecked:
+        console.print(f"not checked: {escape(what)}", soft_wrap=True)
 
 
 def _switch(thinking: bool | None) -> str:

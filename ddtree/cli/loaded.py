@@ -78,10 +78,15 @@ def default_budget(
 
 
 def acceptance_of(drafter: Path) -> dict[str, dict[str, float]]:
-    """Mean acceptance lengths from the drafter's card, `acceptance.json`: temperature -> budget -> length."""
-    card = (drafter if drafter.is_dir() else drafter.parent) / "acceptance.json"
-    if not card.is_file():
-        return ASSUMED_ACCEPTANCE
+    """The drafter's card, or what is assumed of one without."""
+    return card_of(drafter) or ASSUMED_ACCEPTANCE
+
+
+def card_of(drafter: Path | None) -> dict[str, dict[str, float]] | None:
+    """Mean acceptance lengths from `acceptance.json` beside the drafter: temperature -> budget -> length; None without."""
+    card = None if drafter is None else (drafter if drafter.is_dir() else drafter.parent) / "acceptance.json"
+    if card is None or not card.is_file():
+        return None
     try:
         read = json.loads(card.read_text(encoding="utf-8"))
         return {str(t): {str(b): float(length) for b, length in row.items()} for t, row in read.items()}
