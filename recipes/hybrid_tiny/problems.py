@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from itertools import combinations
 
 from recipes.hybrid_tiny import phrasings, stories
 from recipes.hybrid_tiny.columns import Worked, work
@@ -57,7 +58,7 @@ def draw(rng: random.Random, held_out: bool, kind: str | None = None) -> Problem
     while True:
         numbers = draw_numbers(shape, story.ranges if story else None, rng)
         steps = steps_of(shape, numbers)
-        if not _on_side(steps, held_out) or not _is_plain(kind, steps):
+        if not _on_side(numbers, steps, held_out) or not _is_plain(kind, steps):
             continue
         worked = [work(*step) for step in steps]
         if held_out or not any(is_held_out(*pair) for work_ in worked for pair in work_.inner):
@@ -97,10 +98,12 @@ def steps_of(shape: str, numbers: dict[str, int]) -> list[Step]:
     return steps
 
 
-def _on_side(steps: list[Step], held_out: bool) -> bool:
-    """Held out: every pair that can be is, and there is one. Training: none is."""
+def _on_side(numbers: dict[str, int], steps: list[Step], held_out: bool) -> bool:
+    """Held out: every pair that can be is, and there is one. Training: none is, of the steps or of the question's numbers."""
     if not held_out:
-        return not any(is_held_out(left, right) for _, left, right in steps)
+        # `26 + 214 - 161` reads as if 214 and 161 were a pair
+        pairs = [*combinations(numbers.values(), 2), *((left, right) for _, left, right in steps)]
+        return not any(is_held_out(*pair) for pair in pairs)
     eligible = [pair for _, *pair in steps if min(pair) >= HELD_OUT_LOW and max(pair) <= HELD_OUT_HIGH]
     return bool(eligible) and all(is_held_out(*pair) for pair in eligible)
 

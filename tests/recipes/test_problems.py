@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from itertools import combinations
 
 import pytest
 
@@ -67,6 +68,8 @@ def test_symbolic_questions_ask_for_the_answer():
 def test_training_never_meets_a_held_out_pair():
     for problem in drawn(600, held_out=False):
         assert not any(problems.is_held_out(*pair) for pair in problem.pairs)
+        asked = [int(number) for number in re.findall(r"\d+", problem.question)]
+        assert not any(problems.is_held_out(*pair) for pair in combinations(asked, 2)), problem.question
         for left, _, right, _ in WHOLE.findall(problem.thought):
             assert not problems.is_held_out(int(left), int(right)), problem.thought
 
