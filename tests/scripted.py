@@ -22,11 +22,11 @@ VOCAB = 13
 EOS = 7
 
 
-def logits_after(prefix: list[int], sharpness: float = 2.0) -> np.ndarray:
+def logits_after(prefix: list[int], sharpness: float = 2.0, vocab_size: int = VOCAB) -> np.ndarray:
     """`[V]` float32: the scripted law. Deterministic in the prefix."""
     digest = hashlib.blake2b(np.asarray(prefix, np.int64).tobytes(), digest_size=8).digest()
     rng = np.random.default_rng(int.from_bytes(digest, "little"))
-    return (rng.normal(size=VOCAB) * sharpness).astype(np.float32)
+    return (rng.normal(size=vocab_size) * sharpness).astype(np.float32)
 
 
 @dataclass
@@ -34,12 +34,13 @@ class ScriptedTarget:
     """Knows a sequence only through what was committed, so a wrong commit changes the output."""
 
     fail_at: int | None = None  # verify call at which to raise
+    vocab_size: int = VOCAB
     num_verifies: int = 0
     staged: dict = field(default_factory=dict)
 
     def open(self, sequence):
         sequence.target_state = []
-        sequence.open_choice(VOCAB, torch.device("cpu"))
+        sequence.open_choice(self.vocab_size, torch.device("cpu"))
 
     def close(self, sequence):
         sequence.target_state = None
@@ -81,7 +82,8 @@ class ScriptedTarget:
         prefixes = []
         for token_id, parent in zip(tree.token_ids.tolist(), tree.parents.tolist(), strict=True):
             prefixes.append((prefixes[parent] if parent >= 0 else committed) + [token_id])
-        logits = torch.from_numpy(np.stack([logits_after(prefix) for prefix in prefixes]))
+        logits = np.stack([logits_after(prefix, vocab_size=self.vocab_size) for prefix in prefixes])
+        logits = torch.from_numpy(logits)
         adjusted, chosen = sequence.adjust(logits, tree.token_ids, tree.parents), []
         # Row by row, so that no two rows can share anything.
         for row, prefix in zip(adjusted, prefixes, strict=True):
@@ -99,8 +101,11 @@ class ScriptedDrafter:
 
     max_context = None
 
-    def __init__(self, skill: float, block_size: int = 8, eos_everywhere: bool = False):
+    def __init__(
+        self, skill: float, block_size: int = 8, eos_everywhere: bool = False, vocab_size: int = VOCAB, eos: int = EOS
+    ):
         self.skill, self.block_size, self.eos_everywhere = skill, block_size, eos_everywhere
+        self.vocab_size, self.eos = vocab_size, eos
         self.rng = np.random.default_rng(0)
 
     def open(self, sequence):
@@ -129,24 +134,27 @@ class ScriptedDrafter:
         prefix, rows, num_known = list(sequence.token_ids), [], len(sequence.token_ids)
         for depth in range(self._depth(sequence)):
             # A path of ever more right guesses: what the target would choose after it, adjusted as the target does.
-            logits = torch.from_numpy(np.stack([logits_after(prefix)] * (depth + 1)))
+            logits = torch.from_numpy(np.stack([logits_after(prefix, vocab_size=self.vocab_size)] * (depth + 1)))
             adjusted = sequence.adjust(logits, np.array(prefix[num_known - 1 :]), np.arange(-1, depth))[-1:]
             noise = sequence.noise(len(prefix), 1) if sequence.noise else None
             true = int(choose(adjusted, sequence.request.sampling, noise)[0])
-            guess = np.zeros(VOCAB, np.float32)
+            guess = np.zeros(self.vocab_size, np.float32)
             hit = self.rng.random() < self.skill
-            guess[true if hit else (true + 1 + self.rng.integers(VOCAB - 1)) % VOCAB] = 3.0
+            wrong = (true + 1 + self.rng.integers(self.vocab_size - 1)) % self.vocab_size
+            guess[true if hit else wrong] = 3.0
             if self.eos_everywhere:
-                guess[EOS] = 9.0
+                guess[self.eos] = 9.0
             rows.append(guess)
             prefix.append(true)
         scores = rank_scores(torch.from_numpy(np.stack(rows)), type(sequence.request.sampling)(), None)
-        log_probs, token_ids = scores.topk(min(sequence.tree_budget, VOCAB), dim=-1)
+        log_probs, token_ids = scores.topk(min(sequence.tree_budget, self.vocab_size), dim=-1)
         return Candidates(token_ids.numpy(), log_probs.float().numpy())
 
 
 def scripted_engine(skill: float | None = 0.5, target: ScriptedTarget | None = None, **options) -> Engine:
-    """An engine of scripted actors; `skill=None` means no drafter."""
-    limits = {name: options.pop(name) for name in ("max_running", "prefill_chunk") if name in options}
+    """An engine of scripted actors; `skill=None` means no drafter; `vocab_size` and `eos` for another vocabulary."""
+    limits = {name: options.pop(name) for name in ("max_running", "prefill_chunk", "max_context") if name in options}
     drafter = None if skill is None else ScriptedDrafter(skill, **options)
-    return Engine(target or ScriptedTarget(), drafter, EngineConfig(max_context=512, **limits), VOCAB)
+    vocab_size = options.get("vocab_size", VOCAB)
+    target = target or ScriptedTarget(vocab_size=vocab_size)
+    return Engine(target, drafter, EngineConfig(**{"max_context": 512, **limits}), vocab_size)

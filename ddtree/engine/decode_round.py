@@ -52,7 +52,7 @@ def grow(sequence: Sequence, candidates) -> DraftTree:
     """The sequence's tree for this round; the root alone where nothing was drafted."""
     if candidates is None:
         return DraftTree.root_only(sequence.root_token)
-    return build_ddtree(sequence.root_token, candidates, sequence.tree_budget)
+    return sequence.prune(build_ddtree(sequence.root_token, candidates, sequence.build_budget))
 
 
 def conclude(sequence: Sequence, tree: DraftTree, target_tokens: np.ndarray) -> Round:

@@ -22,7 +22,12 @@ class TokenWatcher(Protocol):
 
 
 class TokenGrammar(Protocol):
-    """Which tokens may follow, for one generation. Trees come as `token_ids`, `parents [N]`, node 0 the root."""
+    """Which tokens may follow, for one generation. Trees come as `token_ids`, `parents [N]`, node 0 the root.
+
+    It does not raise, so that no other request suffers: after an error of its own it allows an end token alone.
+    """
+
+    error: str | None  # why it has given up
 
     def follow(self, emitted: Sequence[int]) -> None:
         """Advance by the tokens emitted since the last call; `emitted` is all of them, and only grows."""

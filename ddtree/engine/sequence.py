@@ -13,6 +13,9 @@ from ddtree.engine.request import Request, RequestStats
 from ddtree.sampling.adjust import LogitAdjuster
 from ddtree.sampling.logprobs import TokenLogprob
 from ddtree.sampling.noise import gumbel_noise, noise_key
+from ddtree.tree.draft_tree import DraftTree
+
+BUILT_PER_KEPT = 4  # nodes under a grammar; building one costs microseconds, verifying one far more
 
 
 class NoiseWindow:
@@ -89,6 +92,19 @@ class Sequence:
         if self.request.grammar is not None:
             allowed = self.request.grammar.allowed(np.array([self.root_token]), np.array([-1]))
         return self.adjuster.draft(logits, allowed)
+
+    @property
+    def build_budget(self) -> int:
+        """Nodes to build before pruning: under a grammar more than the tree budget, as many will not fit."""
+        return self.tree_budget * (BUILT_PER_KEPT if self.request.grammar is not None else 1)
+
+    def prune(self, tree: DraftTree) -> DraftTree:
+        """The tree without nodes that the grammar forbids, which could not be accepted; at most the tree budget."""
+        if self.request.grammar is None:
+            return tree
+        self._follow()
+        fits = np.flatnonzero(self.request.grammar.fits(tree.token_ids, tree.parents))
+        return tree.take(fits[: self.tree_budget + 1])
 
     def _follow(self) -> None:
         self.adjuster.follow(self.token_ids)

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import dataclass, field
 
 from ddtree.engine.request import RequestStats
 from ddtree.sampling.logprobs import TokenLogprob
 from ddtree.server.batch import Piece
 from ddtree.server.errors import EngineFailed
+
+
+@dataclass
+class ToolCall:
+    """One call of a choice. `arguments` is JSON text."""
+
+    name: str
+    arguments: str = ""
+    id: str = field(default_factory=lambda: f"call_{uuid.uuid4().hex[:24]}")
 
 
 @dataclass
@@ -18,6 +28,7 @@ class Choice:
     text: str = ""
     reasoning: str = ""
     num_reasoning: int = 0
+    calls: list[ToolCall] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: str | None = None
@@ -32,7 +43,17 @@ class Choice:
         self.text += piece.shown.text
         self.reasoning += piece.shown.reasoning
         self.num_reasoning += piece.shown.num_reasoning
+        for kind, text in piece.shown.calls:
+            if kind.part == "name":
+                self.calls.append(ToolCall(text))
+            else:
+                self.calls[kind.index].arguments += text
         self.token_ids.extend(emission.token_ids)
         self.logprobs.extend(emission.logprobs)
         self.finish_reason, self.stop_reason = emission.finish_reason, emission.stop_reason
         self.stats = emission.stats or self.stats
+
+    @property
+    def finish_reason_shown(self) -> str | None:
+        """On the wire: an answer that ended by itself with calls in it ended for them."""
+        return "tool_calls" if self.calls and self.finish_reason == "stop" else self.finish_reason

@@ -67,6 +67,7 @@ def prepare(body: Generation, prompts: Sequence[Prompt], text: Text, facts: Fact
     sampling = _sampling(body)
     eos_token_ids = frozenset() if body.ignore_eos else text.eos_token_ids
     stop_token_ids = frozenset(body.stop_token_ids or ())
+    grammars = [text.grammar(body, prompt, facts.vocab_size) for prompt in prompts]
     requests = [
         Request(
             prompt_token_ids=prompt.token_ids,
@@ -79,8 +80,9 @@ def prepare(body: Generation, prompts: Sequence[Prompt], text: Text, facts: Fact
             stop_token_ids=stop_token_ids,
             watcher=text.watcher(prompt, body.stops, eos_token_ids | stop_token_ids, body.min_tokens or 0),
             num_logprobs=body.num_logprobs,
+            grammar=grammar.copy() if grammar else None,
         )
-        for prompt in prompts
+        for prompt, grammar in zip(prompts, grammars, strict=True)
         for choice in range(num_choices)
     ]
     return Prepared(tuple(requests), tuple(prompts), seed, body.tree_budget)

@@ -30,6 +30,51 @@ class StreamOptions(Wire):
     continuous_usage_stats: Literal[False] | None = None
 
 
+class JsonSchemaFormat(Wire):
+    """`response_format.json_schema`."""
+
+    name: str | None = None
+    description: str | None = None
+    schema_: Annotated[dict[str, Any] | bool, Field(alias="schema")] = True
+    strict: bool | None = None
+
+
+class ResponseFormat(Wire):
+    """`response_format`: text, any JSON object, or JSON that a schema allows."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+    @model_validator(mode="after")
+    def _schema_goes_with_its_type(self) -> ResponseFormat:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("json_schema is needed with type json_schema, and with no other")
+        return self
+
+    @property
+    def schema_wanted(self) -> dict[str, Any] | bool | None:
+        """The JSON Schema that the answer must follow; None for text."""
+        if self.type == "text":
+            return None
+        return {"type": "object"} if self.json_schema is None else self.json_schema.schema_
+
+
+class FunctionDefinition(Wire):
+    """`tools[].function`; `parameters` is a JSON Schema."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolDefinition(Wire):
+    """One of `tools`."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
 class Generation(Wire):
     """The fields that chat and completions share. Defaults are OpenAI's, max_tokens apart: omitted, it is the room left."""
 
@@ -54,6 +99,7 @@ class Generation(Wire):
     stream_options: StreamOptions | None = None
     tree_budget: int | str | None = None
     return_token_ids: bool | None = None
+    response_format: ResponseFormat | None = None
 
     @field_validator("tree_budget", mode="before")
     @classmethod
@@ -96,6 +142,9 @@ class Generation(Wire):
             raise ValueError(f"max_tokens is {both[0]} and max_completion_tokens is {both[1]}: give one of them")
         if self.min_tokens and self.token_limit is not None and self.min_tokens > self.token_limit:
             raise ValueError(f"min_tokens is {self.min_tokens} and max_tokens {self.token_limit}: lower min_tokens")
+        if self.schema_wanted is not None and (self.ignore_eos or self.min_tokens):
+            name = "ignore_eos" if self.ignore_eos else "min_tokens"
+            raise ValueError(f"{name} and response_format exclude each other: the text ends where the JSON does")
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options is only allowed with stream: true")
         return self
@@ -109,6 +158,11 @@ class Generation(Wire):
     def token_limit(self) -> int | None:
         """max_tokens under either of its names."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def schema_wanted(self) -> dict[str, Any] | bool | None:
+        """The JSON Schema that the answer must follow; None for text."""
+        return self.response_format.schema_wanted if self.response_format else None
 
     @property
     def include_usage(self) -> bool:
@@ -153,6 +207,61 @@ class ChatRequest(Generation):
     chat_template_kwargs: dict[str, Any] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    tools: list[ToolDefinition] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+
+    @field_validator("tool_choice", mode="before")
+    @classmethod
+    def _tool_choice(cls, value: Any) -> Any:
+        named = isinstance(value, dict) and value.get("type") == "function" and isinstance(value.get("function"), dict)
+        if value in (None, "none", "auto", "required") or named and isinstance(value["function"].get("name"), str):
+            return value
+        raise ValueError(
+            f'must be "none", "auto", "required" or {{"type": "function", "function": {{"name": …}}}}, got {shown(value)}'
+        )
+
+    @model_validator(mode="after")
+    def _choice_fits_tools(self) -> ChatRequest:
+        names = [tool.function.name for tool in self.tools or ()]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"tools: two functions are named {shown(twice)}: rename one")
+        if self.tool_choice in (None, "none", "auto"):
+            return self
+        if not names:
+            raise ValueError(f"tool_choice is {shown(self.tool_choice)} without tools: send tools, or leave it out")
+        if self.named_tool is not None and self.named_tool not in names:
+            raise ValueError(f"tool_choice names {shown(self.named_tool)}, and tools has only {', '.join(names)}")
+        for name in ("ignore_eos", "min_tokens"):
+            if getattr(self, name):
+                raise ValueError(f"{name} and tool_choice {shown(self.tool_choice)} exclude each other: leave one out")
+        if self.schema_wanted is not None:
+            raise ValueError("response_format and a demanded tool call exclude each other: leave one out")
+        return self
+
+    @property
+    def named_tool(self) -> str | None:
+        """The function that must be called."""
+        return self.tool_choice["function"]["name"] if isinstance(self.tool_choice, dict) else None
+
+    @property
+    def call_demanded(self) -> bool:
+        """Whether the answer must be a call."""
+        return self.tool_choice not in (None, "none", "auto")
+
+    @property
+    def calls_constrained(self) -> bool:
+        """Whether a grammar must see to the calls: one is demanded, or several or inexact ones are forbidden."""
+        strict = any(tool.function.strict for tool in self.tools or ())
+        return self.call_demanded or self.parallel_tool_calls is False or strict
+
+    @property
+    def tools_told(self) -> list[dict[str, Any]]:
+        """The tools that the model is told of, as they came; none with tool_choice none."""
+        if self.tool_choice == "none":
+            return []
+        return [tool.model_dump(exclude_none=True) for tool in self.tools or ()]
 
     @model_validator(mode="after")
     def _tops_need_logprobs(self) -> ChatRequest:
@@ -175,6 +284,12 @@ class TokenizeRequest(Wire):
     enable_thinking: bool | str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool | None = None
+    tools: list[ToolDefinition] | None = None
+
+    @property
+    def tools_told(self) -> list[dict[str, Any]]:
+        """As ChatRequest's."""
+        return [tool.model_dump(exclude_none=True) for tool in self.tools or ()]
 
     @model_validator(mode="after")
     def _one_of(self) -> TokenizeRequest:

@@ -41,7 +41,6 @@ GRAMMAR = {
     "json_schema": (),
     "grammar": ("",),
     "regex": (),
-    "response_format": ({"type": "text"},),
 }
 OUTPUT = {
     "prompt_logprobs": (),
@@ -72,8 +71,6 @@ COMPLETION = {**SAMPLING, **GRAMMAR, **OUTPUT, **PROMPT} | {
 }
 CHAT = {**SAMPLING, **GRAMMAR, **OUTPUT, **PROMPT} | {
     "prompt": (),
-    "tools": ([],),
-    "tool_choice": ("none",),
     "functions": ([],),
     "function_call": ("none",),
     "modalities": (["text"],),
@@ -92,7 +89,6 @@ CHAT = {**SAMPLING, **GRAMMAR, **OUTPUT, **PROMPT} | {
     "add_special_tokens": (False,),
 }
 TOKENIZE: dict[str, tuple] = {
-    "tools": ([],),
     "documents": ([],),
     "chat_template": (),
     "add_generation_prompt": (True,),
@@ -113,6 +109,10 @@ REMEDIES = {
     "prompt": "a prompt belongs to /v1/completions, /v1/chat/completions takes messages",
     "enable_thinking": "/v1/completions applies no chat template",
     "chat_template_kwargs": "/v1/completions applies no chat template",
+    "functions": "use tools",
+    "function_call": "use tool_choice",
+    "guided_json": "use response_format",
+    "json_schema": "use response_format",
     "echo": "prepend the prompt yourself",
     **dict.fromkeys(
         ("reasoning_effort", "reasoning", "thinking", "thinking_budget", "thinking_token_budget"),

@@ -77,7 +77,7 @@ async def events(batch: Batch, wire: Wire, keep_alive_s: float) -> AsyncIterator
                 continue
             choice = choices[piece.index]
             choice.add(piece)
-            if chunk := wire.delta(piece):
+            if chunk := wire.delta(piece, choice):
                 yield event(chunk)
             if choice.finish_reason:
                 yield event(wire.closing(choice, choices))

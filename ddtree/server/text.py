@@ -9,9 +9,26 @@ from typing import Any
 from ddtree.engine.request import Request
 from ddtree.server.errors import InvalidRequest
 from ddtree.server.logprobs import ChatLogprobs, CompletionLogprobs, LogprobShaper
-from ddtree.server.protocol import ChatRequest, TokenizeRequest
+from ddtree.server.protocol import ChatRequest, Generation, TokenizeRequest
 from ddtree.server.watch import ServedWatcher
-from ddtree.text import ReasoningParser, TextWatcher, Thought, Tokenizer, render_chat, thought_state
+from ddtree.text import (
+    Grammar,
+    GrammarCompiler,
+    ReasoningParser,
+    SpanParser,
+    TextWatcher,
+    Thought,
+    Tokenizer,
+    Tool,
+    ToolFormat,
+    ToolParser,
+    render_chat,
+    thought_state,
+    tool_format,
+)
+from ddtree.text.grammar import schema_lark, whole_lark
+from ddtree.text.tool_prompt import spell_out
+from ddtree.text.tools import calls_lark
 
 
 @dataclass(frozen=True)
@@ -20,6 +37,8 @@ class Prompt:
 
     token_ids: tuple[int, ...]
     thought: Thought | None = None  # where the prompt leaves it; None: the answer is not split
+    tools: tuple[Tool, ...] = ()  # what the answer may call
+    tool_format: ToolFormat = ToolFormat.HERMES
 
     @property
     def may_think(self) -> bool:
@@ -33,6 +52,7 @@ class Text:
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
         self.eos_token_ids = frozenset(tokenizer.eos_token_ids)
+        self._compiler: GrammarCompiler | None = None  # made for the first request that needs one
 
     def encode(self, text: str, param: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of a text that `param` held."""
@@ -48,26 +68,61 @@ class Text:
     def chat(self, body: ChatRequest | TokenizeRequest) -> Prompt:
         """Render the model's own template; it brings its own special tokens."""
         for index, message in enumerate(body.messages):
-            _refuse_tools(message, f"messages[{index}]")
+            _refuse_functions(message, f"messages[{index}]")
+        told, messages = body.tools_told, body.messages
+        template = self._tokenizer.chat_template_for(bool(told))
+        format = tool_format(template)
         try:
+            if format is None and (told or any(map(_has_tools, messages))):
+                # The template has no place for them, or writes calls in a form that is not read here.
+                messages, format = spell_out(messages, told), ToolFormat.HERMES
+                told = []
             rendered = render_chat(
                 self._tokenizer,
-                body.messages,
+                messages,
                 enable_thinking=body.enable_thinking,
                 chat_template_kwargs=body.chat_template_kwargs,
+                tools=told,
             )
         except ValueError as error:
             raise _named(error) from None
         token_ids = self.encode(rendered, "messages", add_special_tokens=False)
-        return Prompt(tuple(token_ids), thought_state(rendered, self._tokenizer.chat_template))
+        tools = tuple(Tool(each["function"]["name"], each["function"].get("parameters") or {}) for each in body.tools_told)
+        return Prompt(tuple(token_ids), thought_state(rendered, template), tools, format or ToolFormat.HERMES)
+
+    def grammar(self, body: Generation, prompt: Prompt, vocab_size: int) -> Grammar | None:
+        """What the answer must look like, if the request says so; InvalidRequest if there is no such grammar."""
+        field = "tools" if body.schema_wanted is None else "response_format"
+        if body.schema_wanted is not None:
+            answer = schema_lark(body.schema_wanted)
+        elif not prompt.tools or not body.calls_constrained:
+            return None
+        else:
+            tools = [tool for tool in prompt.tools if body.named_tool in (None, tool.name)]
+            several = body.parallel_tool_calls is not False and body.named_tool is None
+            answer = calls_lark(prompt.tool_format, tools, several, text=not body.call_demanded)
+        if self._compiler is None:
+            literal = self._tokenizer.thought_tag_ids | self._tokenizer.call_tag_ids
+            self._compiler = GrammarCompiler(self._tokenizer, vocab_size, self.eos_token_ids, literal)
+        try:
+            return self._compiler.compile(whole_lark(answer, prompt.thought))
+        except ValueError as error:
+            raise InvalidRequest(f"{field}: no grammar can be made of it ({error}): change the schema", field) from None
 
     def watcher(
         self, prompt: Prompt, stops: Iterable[str], hidden_ids: frozenset[int], min_tokens: int = 0
     ) -> ServedWatcher:
         """What reads one generation's tokens."""
-        shown_ids = frozenset() if prompt.thought is None else self._tokenizer.thought_tag_ids
+        parsers: list[SpanParser] = []
+        shown_ids: frozenset[int] = frozenset()
+        if prompt.thought is not None:
+            parsers.append(ReasoningParser(prompt.thought))
+            shown_ids |= self._tokenizer.thought_tag_ids
+        if prompt.tools:
+            parsers.append(ToolParser(prompt.tool_format, prompt.tools))
+            shown_ids |= self._tokenizer.call_tag_ids
         text = TextWatcher(self._tokenizer, stops, hidden_ids, min_tokens=min_tokens, shown_ids=shown_ids)
-        return ServedWatcher(text, *([] if prompt.thought is None else [ReasoningParser(prompt.thought)]))
+        return ServedWatcher(text, *parsers)
 
     def logprobs(self, request: Request, chat: bool) -> LogprobShaper:
         """What shapes one choice's log-probabilities."""
@@ -76,13 +131,18 @@ class Text:
         return CompletionLogprobs(self._tokenizer, request.eos_token_ids | request.stop_token_ids)
 
 
-def _refuse_tools(message: dict[str, Any], where: str) -> None:
-    if message.get("role") in ("tool", "function") or message.get("tool_calls") or message.get("function_call"):
+def _refuse_functions(message: dict[str, Any], where: str) -> None:
+    """The forerunner of tools, which no model here has seen."""
+    if isinstance(message, dict) and (message.get("role") == "function" or message.get("function_call")):
         raise InvalidRequest(
-            f"{where}: tool calls and their results are not supported: put them into the text of a message",
+            f"{where}: function_call and the role function are not supported: use tool_calls and the role tool",
             where,
             "unsupported_parameter",
         )
+
+
+def _has_tools(message: object) -> bool:
+    return isinstance(message, dict) and (message.get("role") == "tool" or bool(message.get("tool_calls")))
 
 
 def _named(error: ValueError) -> InvalidRequest:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass
 
-from ddtree.text import ParserChain, ReasoningParser, SpanParser, TextWatcher
+from ddtree.text import CallPart, ParserChain, ReasoningParser, SpanParser, TextWatcher
 from ddtree.text.parse import CONTENT, REASONING
 
 
@@ -16,6 +16,7 @@ class Shown:
     text: str = ""
     reasoning: str = ""
     num_reasoning: int = 0
+    calls: tuple[tuple[CallPart, str], ...] = ()  # pieces of tool calls, in order
 
 
 class ServedWatcher:
@@ -38,7 +39,8 @@ class ServedWatcher:
             spans += self._parser.flush()
         reasoning = "".join(text for kind, text in spans if kind == REASONING)
         shown = "".join(text for kind, text in spans if kind == CONTENT)
-        return Shown(shown, reasoning, self._num_reasoning() if last else 0)
+        calls = tuple((kind, text) for kind, text in spans if isinstance(kind, CallPart))
+        return Shown(shown, reasoning, self._num_reasoning() if last else 0, calls)
 
     def _num_reasoning(self) -> int:
         """Tokens that begin inside the thought, its tags included; by place, as one token may close it late."""

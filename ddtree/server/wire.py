@@ -14,6 +14,7 @@ from ddtree.server.choices import Choice
 from ddtree.server.logprobs import LogprobShaper
 from ddtree.server.prepare import Prepared
 from ddtree.server.report import ddtree_object, usage_object
+from ddtree.text import CallPart
 
 FINGERPRINT = f"ddtree-{__version__}"
 
@@ -43,17 +44,19 @@ class Wire:
         """The chunk that carries the role; completions have none."""
         return self._chunk(index, {"delta": {"role": "assistant", "content": ""}}) if self.chat else None
 
-    def delta(self, piece: Piece) -> dict | None:
-        """What a piece adds; None if it shows nothing yet."""
+    def delta(self, piece: Piece, choice: Choice) -> dict | None:
+        """What a piece, already added to its choice, adds; None if it shows nothing yet."""
         shown, token_ids = piece.shown, list(piece.emission.token_ids)
         tokens = {"token_ids": token_ids} if self.return_token_ids else {}
         if self.logprobs is not None and token_ids:
             tokens["logprobs"] = self.logprobs[piece.index].shape(piece.emission.logprobs)
-        if not (shown.text or shown.reasoning or (tokens and token_ids)):
+        if not (shown.text or shown.reasoning or shown.calls or (tokens and token_ids)):
             return None
         if not self.chat:
             return self._chunk(piece.index, {"text": shown.text, **tokens})
         delta = {"reasoning_content": shown.reasoning} if shown.reasoning else {}
+        if shown.calls:
+            delta["tool_calls"] = [call_delta(choice, kind, text) for kind, text in shown.calls]
         if shown.text or not delta:
             delta["content"] = shown.text
         return self._chunk(piece.index, {"delta": delta, **tokens})
@@ -61,7 +64,7 @@ class Wire:
     def closing(self, choice: Choice, choices: Sequence[Choice]) -> dict:
         """An empty delta with the reason; the last one of the stream carries the whole `ddtree` object."""
         fields = {"delta": {}} if self.chat else {"text": ""}
-        fields |= {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
+        fields |= {"finish_reason": choice.finish_reason_shown, "stop_reason": choice.stop_reason}
         if self.return_token_ids:
             fields["token_ids"] = []
         if len(choices) > 1:
@@ -102,10 +105,16 @@ class Wire:
             message = {"role": "assistant", "content": choice.text, "refusal": None}
             if self._may_think:
                 message["reasoning_content"] = choice.reasoning or None
+            if choice.calls:
+                message["content"] = choice.text or None
+                message["tool_calls"] = [
+                    {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                    for call in choice.calls
+                ]
             fields["message"] = message
         else:
             fields["text"] = choice.text
-        fields |= {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
+        fields |= {"finish_reason": choice.finish_reason_shown, "stop_reason": choice.stop_reason}
         if self.return_token_ids:
             fields["token_ids"] = choice.token_ids
         if several:
@@ -127,3 +136,11 @@ class Wire:
     @property
     def _may_think(self) -> bool:
         return any(prompt.may_think for prompt in self.prepared.prompts)
+
+
+def call_delta(choice: Choice, kind: CallPart, text: str) -> dict:
+    """A piece of a call: its id and name come once and first, then its arguments."""
+    if kind.part == "name":
+        function = {"name": text, "arguments": ""}
+        return {"index": kind.index, "id": choice.calls[kind.index].id, "type": "function", "function": function}
+    return {"index": kind.index, "function": {"arguments": text}}

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from ddtree.engine.request import Emission, Request
@@ -197,6 +198,10 @@ class Worker:
         if owner is None:
             return
         batch, index = owner
+        grammar = batch.requests[index].grammar
+        if grammar is not None and grammar.error and emission.finish_reason:
+            # From the fault on only an end was allowed: not an answer to pass on as one.
+            emission = replace(emission, finish_reason="error", error=f"the grammar failed: {grammar.error}")
         self.metrics.emitted(emission)
         if emission.finish_reason:
             del self._live[emission.request_id]

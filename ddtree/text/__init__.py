@@ -2,13 +2,18 @@
 
 from ddtree.text.chat import knows_thinking, opens_thinking, render_chat, thought_state
 from ddtree.text.detokenize import Detokenizer
+from ddtree.text.grammar import Grammar, GrammarCompiler
 from ddtree.text.parse import ParserChain, ReasoningParser, SpanParser, Thought
 from ddtree.text.stops import StopStrings
 from ddtree.text.tokenizer import Tokenizer
+from ddtree.text.tools import CallPart, Tool, ToolFormat, ToolParser, tool_format
 from ddtree.text.watcher import TextWatcher
 
 __all__ = [
+    "CallPart",
     "Detokenizer",
+    "Grammar",
+    "GrammarCompiler",
     "ParserChain",
     "ReasoningParser",
     "SpanParser",
@@ -16,8 +21,12 @@ __all__ = [
     "TextWatcher",
     "Thought",
     "Tokenizer",
+    "Tool",
+    "ToolFormat",
+    "ToolParser",
     "knows_thinking",
     "opens_thinking",
     "render_chat",
     "thought_state",
+    "tool_format",
 ]

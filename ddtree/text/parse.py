@@ -7,16 +7,18 @@ at the very start opens a thought, and only the first end tag closes it: later t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from enum import StrEnum
 from typing import Protocol
 
 REASONING = "reasoning"
 CONTENT = "content"
-Span = tuple[str, str]
+Span = tuple[Hashable, str]  # what kind of text, and the text
 
 THINK_START = "<think>"
 THINK_END = "</think>"
+CALL_START = "<tool_call>"
+CALL_END = "</tool_call>"
 
 
 class Thought(StrEnum):
@@ -125,7 +127,7 @@ class ReasoningParser:
             self.thought_end = self._num_fed - len(answer)
             self._read = self._read_answer_start
             return [(REASONING, thought.rstrip("\n")), *self._read(answer)]
-        certain = self._held[: len(self._held) - _overlap(self._held, self._end)].rstrip("\n")
+        certain = self._held[: len(self._held) - overlap(self._held, self._end)].rstrip("\n")
         self._held = self._held[len(certain) :]
         return [(REASONING, certain)]
 
@@ -141,7 +143,7 @@ class ReasoningParser:
         return [(CONTENT, text)]
 
 
-def _overlap(text: str, tag: str) -> int:
+def overlap(text: str, tag: str) -> int:
     """How many characters of a proper prefix of the tag the text ends with."""
     return next((n for n in range(min(len(tag) - 1, len(text)), 0, -1) if text.endswith(tag[:n])), 0)
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from ddtree.text.load import load_pretrained
-from ddtree.text.parse import THINK_END, THINK_START
+from ddtree.text.parse import CALL_END, CALL_START, THINK_END, THINK_START
 from ddtree.text.vocabulary import Vocabulary
 
 # Markers that close a turn. One counts as an end only if it is a token and the model's own template writes it.
@@ -65,7 +65,15 @@ class Tokenizer:
     @cached_property
     def thought_tag_ids(self) -> frozenset[int]:
         """The thought's tags where they are tokens of their own; some tokenizers mark them special."""
-        ids = (self.backend.token_to_id(tag) for tag in (THINK_START, THINK_END))
+        return self._ids_of(THINK_START, THINK_END)
+
+    @cached_property
+    def call_tag_ids(self) -> frozenset[int]:
+        """The tags of tool calls, likewise."""
+        return self._ids_of(CALL_START, CALL_END)
+
+    def _ids_of(self, *tags: str) -> frozenset[int]:
+        ids = (self.backend.token_to_id(tag) for tag in tags)
         return frozenset(token_id for token_id in ids if token_id is not None)
 
     @cached_property

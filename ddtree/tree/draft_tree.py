@@ -43,6 +43,13 @@ class DraftTree:
             scores=np.zeros(1, dtype=np.float32),
         )
 
+    def take(self, nodes: np.ndarray) -> DraftTree:
+        """The tree of these nodes alone, ascending, the root among them, each with its parent."""
+        places = np.full(self.num_nodes, -1, dtype=np.int32)
+        places[nodes] = np.arange(len(nodes))
+        parents = np.where(self.parents[nodes] < 0, -1, places[self.parents[nodes]]).astype(np.int32)
+        return DraftTree(self.token_ids[nodes], parents, self.depths[nodes], self.scores[nodes])
+
     def ancestor_mask(self) -> np.ndarray:
         """`[N, N]` bool: entry [i, j] is true when j is i or an ancestor of i; row sums are depth + 1."""
         mask = np.eye(self.num_nodes, dtype=bool)

@@ -32,6 +32,7 @@ class ByteTokenizer:
     special_ids = frozenset({EOS, TURN})
     eos_token_ids = frozenset({EOS})
     thought_tag_ids = frozenset()
+    call_tag_ids = frozenset()
     vocab_size = VOCAB
 
     def __init__(self, chat_template: str | None = PLAIN_TEMPLATE):
@@ -53,7 +54,7 @@ class ByteTokenizer:
 
     def apply_chat_template(self, messages, tools, chat_template, add_generation_prompt, tokenize, **options):
         template = jinja2.Environment().from_string(chat_template)
-        return template.render(messages=messages, add_generation_prompt=add_generation_prompt, **options)
+        return template.render(messages=messages, tools=tools, add_generation_prompt=add_generation_prompt, **options)
 
 
 class ScriptEngine:

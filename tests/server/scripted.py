@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ddtree.server.batch import Facts
 from tests.scripted import EOS, VOCAB, scripted_engine
+from tests.server import fakes
 from tests.server.fakes import ByteTokenizer, serving
 
 # A token of two characters and one of white space, so that tokens and characters are not the same.
@@ -15,6 +18,7 @@ DRAFTERS = {
     "some": {"skill": 0.6},
 }
 BUDGETS = [0, 1, 16, 64, 1024]
+ROOMY = replace(fakes.FACTS, max_context=4096)  # tools make long prompts
 FACTS = Facts(max_context=512, vocab_size=VOCAB, default_tree_budget=16, block_size=8)
 
 
@@ -40,5 +44,12 @@ def scripted_server(drafter: str, **options):
     """A client of the app over a real worker and engine, with the drafter of that name."""
     engine = scripted_engine(**DRAFTERS[drafter], max_running=8)
     engine.gate = None
-    tokenizer = options.pop("tokenizer", None) or LetterTokenizer()
-    return serving(engine, facts=FACTS, tokenizer=tokenizer, **options)
+    return serving(engine, facts=FACTS, tokenizer=LetterTokenizer(), **options)
+
+
+def byte_server(drafter: str, **options):
+    """The same over bytes, so that the target can write JSON; its law is as wild, so only a grammar makes it."""
+    room = {"max_running": 8, "max_context": ROOMY.max_context}
+    engine = scripted_engine(**DRAFTERS[drafter], **room, vocab_size=fakes.VOCAB, eos=fakes.EOS)
+    engine.gate = None
+    return serving(engine, facts=ROOMY, **options)
