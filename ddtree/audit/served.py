@@ -15,8 +15,7 @@ from ddtree.audit.findings import MISMATCH, NEAR_TIE, PROMPT, Divergence, Fault,
 from ddtree.audit.lossless import GROUP, Plan
 from ddtree.audit.prompts import CHAT, RAW, Prompt, prompt_fault
 from ddtree.audit.served_checks import count_fault, prompt_faults, stop_piece, stream_fault
-from ddtree.audit.served_noise import HttpNoise
-from ddtree.client import Answer, Refused, ServerClient, answer_of, answer_of_stream
+from ddtree.client import Answer, HttpNoise, Refused, ServerClient, answer_of, answer_of_stream
 
 INSIDE = "layers, caches, commits, the drafter's own computation: audit the model in the process (ddtree audit MODEL)"
 NO_BUDGET = "speculative against plain decoding: the server does not answer with a `ddtree` object, so it has no tree_budget to turn off"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ddtree.bench.chain import chain_engine
 from ddtree.bench.output import CHAIN, PLAIN, Output
 from ddtree.bench.ties import near_tie
-from ddtree.bench.workloads import Item, Prompt, first_turn, next_turn
+from ddtree.bench.workloads import Item, Prompt, answer_all
 from ddtree.engine.engine import Engine
 from ddtree.engine.request import Request, RequestStats
 from ddtree.engine.stats import STAGES
@@ -56,20 +56,10 @@ class Offline:
         self._chain = chain_engine(engine) if CHAIN in settings.configs else None
 
     def inspect(self, prompts: Sequence[Prompt], say: Callable[[str], None]) -> tuple[list[Item], dict]:
-        """Run every configuration on every turn once: the items, and `answers[item id][configuration]`.
-
-        Also the warm-up. A later turn follows plain decoding's reply, the same for all.
-        """
-        items, answers = [], {}
-        for number, prompt in enumerate(prompts, start=1):
-            item: Item | None = first_turn(prompt)
-            while item is not None:
-                row = {config: self.run(item, config) for config in self.settings.configs}
-                items.append(item)
-                answers[item.id] = row
-                item = next_turn(prompt, item, row[PLAIN].text)
-            say(f"looked at {number} of {len(prompts)} prompts")
-        return items, answers
+        """Run every configuration on every turn once: the items, and `answers[item id][configuration]`. Also the warm-up."""
+        return answer_all(
+            prompts, lambda item: {config: self.run(item, config) for config in self.settings.configs}, PLAIN, say
+        )
 
     def measure(self, items: Sequence[Item], say: Callable[[str], None]) -> Iterator[Output]:
         """`repeats` passes over the items. Configurations alternate on each item, in an order that turns around."""

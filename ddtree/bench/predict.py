@@ -1,6 +1,6 @@
 """The cost model's curve: speedup = acceptance length x T_plain / T_round, from round times measured on their own.
 
-The times come from one synthetic sequence (engine.calibrate), the acceptance lengths from this run: where curve and
+The times come from one synthetic sequence (engine.measure), the acceptance lengths from this run: where curve and
 measured points part, one of the two is not what it is taken for.
 """
 
@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ddtree.engine.calibrate import acceptance_at, measure_rounds
+from ddtree.budget.card import acceptance_at
 from ddtree.engine.engine import Engine
+from ddtree.engine.measure import measure_rounds
 
 
 def predict(engine: Engine, acceptance: Mapping[str, float], passes: int = 3) -> dict[str, dict]:
@@ -18,7 +19,7 @@ def predict(engine: Engine, acceptance: Mapping[str, float], passes: int = 3) ->
     if not budgets:
         return {}
     card = {str(budget): acceptance[str(budget)] for budget in budgets}
-    round_s = measure_rounds(engine, {"run": card}, budgets=budgets, passes=passes)
+    round_s = measure_rounds(engine, card, budgets, passes)
     return {
         str(budget): {
             "round_ms": round(1000 * seconds, 4),

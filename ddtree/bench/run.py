@@ -61,7 +61,7 @@ def run_served(serving, prompts: Sequence[Prompt], facts: Facts, say: Say) -> di
     """As `run_offline`, on a server (`bench.serving.Serving`)."""
     settings = serving.settings
     items, answers = serving.inspect(prompts, say)
-    rules = Rules(settings.ignore_eos, facts.audit)
+    rules = Rules(settings.ignore_eos, facts.audit, serving.near_tie(items))
     verdict = inspect(answers, rules)
     result = describe(facts, settings, answers, verdict)
     result["client_versions"] = result.pop("versions")
@@ -82,7 +82,7 @@ def run_served(serving, prompts: Sequence[Prompt], facts: Facts, say: Say) -> di
     rows = summarise(timed, settings.seed)
     for config, row in rows.items():
         row["throughput_tokens_per_s"] = quantiles(serving.throughput[config])
-    return verdict.as_json() | result | {"configs": rows, "near_ties": []}
+    return verdict.as_json() | result | {"configs": rows, "near_ties": verdict.near_ties}
 
 
 def describe(facts: Facts, settings, answers, verdict: Verdict) -> dict:

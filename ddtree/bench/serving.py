@@ -15,9 +15,11 @@ import numpy as np
 
 from ddtree.bench.offline import Settings
 from ddtree.bench.output import CHAIN, PLAIN, Output
-from ddtree.bench.workloads import Item, Prompt, first_turn, next_turn
+from ddtree.bench.workloads import Item, Prompt, answer_all
+from ddtree.client import HttpNoise, ServerClient
 
 TIMEOUT_S = 600.0
+NO_CHAIN = "a request names a tree budget, and a chain is no budget: measure it in the process, without --url"
 
 
 class Serving:
@@ -33,42 +35,50 @@ class Serving:
         transport=None,
     ):
         if CHAIN in settings.configs:
-            raise ValueError("--budgets chain: a server offers no chain; leave it out with --url")
+            raise ValueError(f"--budgets chain: {NO_CHAIN}; leave it out with --url")
         self.url, self.settings, self.rate = url.rstrip("/").removesuffix("/v1"), settings, rate
         # Arrivals without a limit are an open loop; without arrivals one request at a time.
         self.concurrency = concurrency or (None if rate else 1)
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._transport = transport
         self.throughput: dict[str, list[float]] = {}  # configuration -> tokens per second of each pass
-        self.model = self.facts()["model"]
+        self.client = ServerClient(url, api_key, Blocking(self._client))
+        self.model = self.client.model()
 
     def facts(self) -> dict:
         """What the server says of itself: model, and where it can, drafter, dtype, device, version."""
-        found = {"model": None, "drafter": None, "dtype": None, "device": None, "version": None}
-        for path in ("/v1/models", "/stats"):
-            body = asyncio.run(self._get(path))
-            if path == "/stats":
-                found |= {name: body[name] for name in found if body.get(name)}
-            else:
-                found["model"] = body["data"][0]["id"] if body.get("data") else None
-        if found["model"] is None:
-            raise ValueError(
-                f"--url {self.url}: /v1/models names no model; is it an OpenAI-compatible server?"
-            )
-        return found
+        names = ("drafter", "dtype", "device", "version")
+        stats = self.client.get("/stats") or {}
+        return {"model": self.client.model()} | {name: stats.get(name) or None for name in names}
 
     def inspect(self, prompts: Sequence[Prompt], say: Callable[[str], None]) -> tuple[list[Item], dict]:
         """As `Offline.inspect`: every configuration on every turn, one request at a time."""
-        items, answers = [], {}
-        for number, prompt in enumerate(prompts, start=1):
-            item: Item | None = first_turn(prompt)
-            while item is not None:
-                row = {c: asyncio.run(self._pass([item], c, 1, None))[0] for c in self.settings.configs}
-                items.append(item)
-                answers[item.id] = row
-                item = next_turn(prompt, item, row[PLAIN].text)
-            say(f"looked at {number} of {len(prompts)} prompts")
-        return items, answers
+
+        def ask(item: Item) -> dict[str, Output]:
+            return {config: asyncio.run(self._pass([item], config, 1, None))[0] for config in self.settings.configs}
+
+        return answer_all(prompts, ask, PLAIN, say)
+
+    def near_tie(self, items: Sequence[Item]) -> Callable[[Output, Output, int], dict | None]:
+        """For `validity.Rules`: re-scores a first difference by the server's log-probabilities after a fresh prefill."""
+        by_id = {item.id: item for item in items}
+        noise: list[HttpNoise] = []  # measured once, at the first difference
+
+        def judge(plain: Output, other: Output, position: int) -> dict | None:
+            if self.settings.sampling.temperature or position >= min(len(plain.token_ids), len(other.token_ids)):
+                return None  # sampled margins need the noise of the draw, which no server tells
+            if not noise:
+                noise.append(HttpNoise.measure(self.client, self.model, self.facts()["dtype"]))
+            body = {"messages": by_id[plain.item_id].as_messages()}
+            if self.settings.thinking is not None:
+                body["enable_thinking"] = self.settings.thinking
+            prompt = self.client.token_ids(body)
+            margin = None if prompt is None else noise[0].margin([*prompt, *plain.token_ids[:position]])
+            if margin is None or margin > noise[0].limit:
+                return None
+            return {"margin": round(margin, 6), "noise": round(noise[0].measured or 0.0, 6)}
+
+        return judge
 
     def measure(self, items: Sequence[Item], say: Callable[[str], None]) -> Iterator[Output]:
         """`repeats` passes of each configuration, in turn, in an order that turns around."""
@@ -121,22 +131,6 @@ class Serving:
             base_url=self.url, headers=self._headers, timeout=TIMEOUT_S, transport=self._transport
         )
 
-    async def _get(self, path: str) -> dict:
-        import httpx
-
-        try:
-            async with self._client() as client:
-                answer = await client.get(path)
-        except httpx.HTTPError as error:
-            raise ValueError(
-                f"--url {self.url}: no answer ({error or type(error).__name__}); is it running?"
-            ) from None
-        if answer.status_code == 404:
-            return {}
-        if answer.status_code != 200:
-            raise ValueError(f"--url {self.url}{path}: status {answer.status_code}: {answer.text[:200]}")
-        return answer.json()
-
     def body_of(self, item: Item, config: str) -> dict:
         """The request of one item under one configuration."""
         settings = self.settings
@@ -174,6 +168,23 @@ class Serving:
         except httpx.HTTPError as error:
             raise ValueError(f"{item.id}, budget {config}: {type(error).__name__}: {error}") from None
         return reader.output()
+
+
+class Blocking:
+    """One request at a time of what makes an asynchronous client, as `ServerClient` sends them."""
+
+    def __init__(self, make_client: Callable):
+        self._make_client = make_client
+
+    def get(self, path: str):
+        return asyncio.run(self._request("GET", path))
+
+    def post(self, path: str, json: dict):
+        return asyncio.run(self._request("POST", path, json=json))
+
+    async def _request(self, method: str, path: str, **options):
+        async with self._make_client() as client:
+            return await client.request(method, path, **options)
 
 
 class StreamReader:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -60,6 +61,24 @@ def next_turn(prompt: Prompt, item: Item, reply: str) -> Item | None:
         return None
     messages = (*item.messages, ("assistant", reply), ("user", prompt.turns[done]))
     return Item(f"{prompt.id}#{done + 1}", messages, prompt.set)
+
+
+def answer_all(
+    prompts: Sequence[Prompt], ask: Callable[[Item], dict], plain: str, say: Callable[[str], None]
+) -> tuple[list[Item], dict[str, dict]]:
+    """Every turn of every prompt once: the items, and `ask(item)` of each by its id, configuration -> output.
+
+    A later turn follows the reply of configuration `plain`, the same for all.
+    """
+    items, answers = [], {}
+    for number, prompt in enumerate(prompts, start=1):
+        item: Item | None = first_turn(prompt)
+        while item is not None:
+            answers[item.id] = ask(item)
+            items.append(item)
+            item = next_turn(prompt, item, answers[item.id][plain].text)
+        say(f"looked at {number} of {len(prompts)} prompts")
+    return items, answers
 
 
 def _read(name: str) -> list[Prompt]:

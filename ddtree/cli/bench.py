@@ -53,11 +53,13 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_requests(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--prompts", metavar="SETS", help=f"names or JSONL files (default: {DEFAULT_PROMPTS})")
     parser.add_argument(
-        "--prompts",
-        default=DEFAULT_PROMPTS,
-        metavar="SETS",
-        help=f"names or JSONL files (default: {DEFAULT_PROMPTS})",
+        "--dataset",
+        action="append",
+        default=[],
+        metavar="ORG/NAME[:FILE]",
+        help="a data set of the Hub, kept as JSONL once it was fetched; repeatable, alone or beside --prompts",
     )
     parser.add_argument(
         "--limit", type=whole(1), default=12, metavar="N", help="prompts, of all sets (default: 12)"
@@ -139,11 +141,10 @@ def _compare(args: argparse.Namespace, console) -> int:
 def _offline(args: argparse.Namespace) -> dict:
     from ddtree.bench.offline import Offline, Text
     from ddtree.bench.run import run_offline
-    from ddtree.bench.workloads import load_prompts
     from ddtree.cli.loaded import find, load
     from ddtree.text import knows_thinking
 
-    prompts = load_prompts(args.prompts, args.limit)
+    prompts = _prompts(args)
     source, tokenizer = find(args)
     engine = load(args, source)
     settings = _settings(args, chain=engine.has_drafter)
@@ -155,12 +156,11 @@ def _offline(args: argparse.Namespace) -> dict:
 
 def _served(args: argparse.Namespace) -> dict:
     from ddtree.bench.run import run_served
-    from ddtree.bench.serving import Serving
-    from ddtree.bench.workloads import load_prompts
+    from ddtree.bench.serving import NO_CHAIN, Serving
 
-    prompts = load_prompts(args.prompts, args.limit)
+    prompts = _prompts(args)
     if "chain" in args.budgets:
-        say("a server offers no chain: left out")
+        say(f"chain is left out: {NO_CHAIN}")
     settings = _settings(args, chain=False)
     serving = Serving(args.url, settings, args.concurrency, args.rate, os.environ.get("DDTREE_API_KEY"))
     known = serving.facts()
@@ -173,6 +173,16 @@ def _served(args: argparse.Namespace) -> dict:
         args.thinking or "as the server has it",
     )
     return run_served(serving, prompts, facts, say)
+
+
+def _prompts(args: argparse.Namespace):
+    """Of --prompts and --dataset; the package's sets where neither is given."""
+    from ddtree.bench.dataset import dataset_prompts
+    from ddtree.bench.workloads import load_prompts
+
+    fetched = [str(dataset_prompts(name)) for name in args.dataset]
+    named = args.prompts or ("" if fetched else DEFAULT_PROMPTS)
+    return load_prompts(",".join(filter(None, [named, *fetched])), args.limit)
 
 
 def _settings(args: argparse.Namespace, chain: bool):

@@ -2,5 +2,6 @@
 
 from ddtree.client.answer import Answer, answer_of, answer_of_stream
 from ddtree.client.http import Refused, ServerClient
+from ddtree.client.noise import HttpNoise
 
-__all__ = ["Answer", "Refused", "ServerClient", "answer_of", "answer_of_stream"]
+__all__ = ["Answer", "HttpNoise", "Refused", "ServerClient", "answer_of", "answer_of_stream"]

@@ -9,8 +9,7 @@ import pytest
 
 from ddtree.audit.lossless import Plan
 from ddtree.audit.served import ServedAudit
-from ddtree.audit.served_noise import HttpNoise
-from ddtree.client import ServerClient
+from ddtree.client import HttpNoise, ServerClient
 from ddtree.engine.request import Emission
 from tests.server.fakes import ScriptEngine, serving
 

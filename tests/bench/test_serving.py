@@ -174,3 +174,39 @@ def test_what_cannot_be_is_said():
     dead = httpx.MockTransport(lambda request: httpx.Response(500, text="broken"))
     with pytest.raises(ValueError, match="500"):
         Serving("http://x", settings(), transport=dead)
+
+
+@pytest.mark.parametrize(("gap", "refused"), [(2e-5, False), (0.3, True)])
+def test_a_difference_is_a_near_tie_only_where_the_server_itself_hardly_prefers_a_token(gap, refused):
+    """Scored by the server's log-probabilities after a fresh prefill; its decoding is 3e-5 off that."""
+
+    def answer(request):
+        body = json.loads(request.content) if request.content else {}
+        if request.url.path in ("/v1/models", "/stats"):
+            return httpx.Response(200, json={"data": [{"id": "other"}], "dtype": "float32"})
+        if request.url.path == "/tokenize":
+            return httpx.Response(200, json={"tokens": [1, 2, 3]})
+        if request.url.path == "/v1/completions":
+            count = body["max_tokens"]
+            top = [{"a": -0.5 + (3e-5 if count > 1 else 0.0), "b": -0.5 - gap}] * count
+            choice = {"text": "x" * count, "token_ids": [7] * count, "logprobs": {"top_logprobs": top}}
+            return httpx.Response(200, json={"choices": [choice]})
+        budget, ids = body["tree_budget"], list(range(40))
+        ids[20] += 100 * (budget > 0)
+        report = {"mode": "ddtree" if budget else "target_only", "tree_budget": budget, "decode_rounds": 13, "nodes_verified": budget}
+        report |= {"acceptance_histogram": {"3": 13}, "output_tokens": 40, "trimmed_tokens": 0}
+        events = [
+            {"choices": [{"delta": {"content": "x" * 40}, "token_ids": ids}]},
+            {"choices": [{"delta": {}, "finish_reason": "length"}]},
+            {"choices": [], "usage": {"completion_tokens": 40, "prompt_tokens": 3}, "ddtree": report},
+        ]
+        return httpx.Response(200, text="".join(f"data: {json.dumps(each)}\n\n" for each in events))
+
+    client = Serving("http://x", settings(max_tokens=40, repeats=1), transport=httpx.MockTransport(answer))
+    result = run_served(client, PROMPTS[:1], FACTS, hush)
+    assert result["refused"] is refused
+    if refused:
+        assert [reason["kind"] for reason in result["reasons"]] == ["differs"]
+    else:
+        (tie,) = result["near_ties"]
+        assert (tie["config"], tie["position"], tie["margin"]) == ("8", 20, pytest.approx(2e-5, abs=1e-6))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ddtree.audit.compare import NEAR_TIE_FP32
-from ddtree.client import Refused, ServerClient, answer_of
-from ddtree.client.http import TOP
+from ddtree.client.answer import answer_of
+from ddtree.client.http import TOP, Refused, ServerClient
 
+BOUND_FP32 = 1e-4  # logits; fp32 paths that differ by more are not the same computation
 BOUND_NARROW = 0.5  # logits; of a dtype narrower than fp32, whose logits' size is not known from outside
 SAMPLE = 12  # decoded tokens whose log-probabilities are compared
 PROMPT = "A lighthouse stands at the end of the pier. Every evening the keeper"
@@ -15,7 +15,7 @@ PROMPT = "A lighthouse stands at the end of the pier. Every evening the keeper"
 
 @dataclass(frozen=True)
 class HttpNoise:
-    """In logits, as `audit.noise.Noise`; `measured` is None where the server gives no log-probabilities."""
+    """In logits, `measured` is None where the server gives no log-probabilities."""
 
     client: ServerClient
     model: str
@@ -25,7 +25,7 @@ class HttpNoise:
     @classmethod
     def measure(cls, client: ServerClient, model: str, dtype: str | None) -> HttpNoise:
         """Decode a few tokens, then ask for the same places by prefills."""
-        bound = NEAR_TIE_FP32 if dtype in (None, "float32") else BOUND_NARROW
+        bound = BOUND_FP32 if dtype in (None, "float32") else BOUND_NARROW
         prompt = client.token_ids({"prompt": PROMPT})
         body = {"model": model, "prompt": prompt, "max_tokens": SAMPLE, "temperature": 0, "logprobs": TOP, "tree_budget": 0}
         try:
