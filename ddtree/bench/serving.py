@@ -15,6 +15,7 @@ import numpy as np
 
 from ddtree.bench.offline import Settings
 from ddtree.bench.output import CHAIN, PLAIN, Output
+from ddtree.bench.validity import SHORTEST
 from ddtree.bench.workloads import Item, Prompt, answer_all
 from ddtree.client import HttpNoise, ServerClient
 
@@ -229,6 +230,11 @@ class StreamReader:
         if "completion_tokens" not in self.usage:
             raise ValueError(
                 f"{self.item_id}, budget {self.config}: the server sends no usage; tokens cannot be counted"
+            )
+        if len(self.stamps) == 1 and self.usage["completion_tokens"] >= SHORTEST:
+            raise ValueError(
+                f"{self.item_id}, budget {self.config}: all {self.usage['completion_tokens']} tokens came in one event; the "
+                "server, or what stands before it, does not stream, so that no decode speed can be measured"
             )
         report = self.report or {}
         cached = (self.usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0

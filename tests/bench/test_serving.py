@@ -129,6 +129,12 @@ def test_another_server_is_timed_plain_only():
     assert [reason["kind"] for reason in counted["reasons"]] == ["counts"]
 
 
+def test_a_server_that_does_not_stream_cannot_be_timed():
+    client = Serving("http://x", settings(configs=("0",)), transport=stream([list(range(40))]))
+    with pytest.raises(ValueError, match="all 40 tokens came in one event"):
+        client.inspect(PROMPTS[:1], hush)
+
+
 def test_concurrency_overlaps_and_arrivals_wait():
     prompts = [Prompt(f"p{i}", ("x",), "toy") for i in range(4)]
 
@@ -196,7 +202,7 @@ def test_a_difference_is_a_near_tie_only_where_the_server_itself_hardly_prefers_
         report = {"mode": "ddtree" if budget else "target_only", "tree_budget": budget, "decode_rounds": 13, "nodes_verified": budget}
         report |= {"acceptance_histogram": {"3": 13}, "output_tokens": 40, "trimmed_tokens": 0}
         events = [
-            {"choices": [{"delta": {"content": "x" * 40}, "token_ids": ids}]},
+            *({"choices": [{"delta": {"content": "x" * 20}, "token_ids": ids[at : at + 20]}]} for at in (0, 20)),
             {"choices": [{"delta": {}, "finish_reason": "length"}]},
             {"choices": [], "usage": {"completion_tokens": 40, "prompt_tokens": 3}, "ddtree": report},
         ]
