@@ -41,7 +41,7 @@ def main() -> None:
         lengths=(384,),
         temperatures=(0.0, 0.5, 0.8),
         temperature_shares=(0.3, 0.4, 0.3),
-        user_cap=(48, 96),
+        user_cap=(128, 160),
         seed=1 + args.seed,
     )
     sample.sample(target, {**openers.load(), "shares": SHARES}, args.out, config)
