@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import atexit
+import gc
 import logging
 import sys
 from collections.abc import Callable, Sequence
@@ -17,6 +19,9 @@ INTERRUPTED = 130  # what a shell reports for Ctrl-C
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status. Faults of the user's are one line and status 2."""
     argv = list(sys.argv[1:] if argv is None else argv)
+    # The interpreter's last collection walks all of torch's objects, for seconds, though the process ends anyway.
+    atexit.unregister(gc.freeze)
+    atexit.register(gc.freeze)
     if argv[:1] == ["train"]:
         return _guarded(lambda: _train(argv[1:]))
     args = build_parser().parse_args(argv)
