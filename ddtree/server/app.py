@@ -38,6 +38,9 @@ def create_app(worker: WorkerLike, tokenizer: Tokenizer, settings: ServerSetting
     routes = [
         ("POST", "/v1/chat/completions", handlers.chat),
         ("POST", "/v1/completions", handlers.completions),
+        ("POST", "/v1/responses", handlers.responses),
+        ("POST", "/v1/messages", handlers.messages),
+        ("POST", "/v1/messages/count_tokens", handlers.count_tokens),
         ("GET", "/v1/models", handlers.models),
         ("GET", "/v1/models/{model_id:path}", handlers.model),
         ("POST", "/tokenize", handlers.tokenize),
@@ -73,7 +76,7 @@ class KeyGuard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and _guarded(scope["path"]) and not self._has_key(scope):
             error = errors.Unauthorized("missing or wrong API key: send Authorization: Bearer <key>", code="invalid_api_key")
-            response = JSONResponse(error.body(), error.status, headers=error.headers)
+            response = JSONResponse(errors.body_for(scope["path"], error), error.status, headers=error.headers)
             await response(scope, receive, send)
             return
         await self._app(scope, receive, send)
@@ -81,7 +84,10 @@ class KeyGuard:
     def _has_key(self, scope: Scope) -> bool:
         headers = dict(scope["headers"])
         scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
-        return scheme.lower() == b"bearer" and secrets.compare_digest(given.strip(), self._expected)
+        # Anthropic's clients send the key bare, in a header of its own.
+        keys = [given.strip()] if scheme.lower() == b"bearer" else []
+        keys.append(headers.get(b"x-api-key", b""))
+        return any(secrets.compare_digest(key, self._expected) for key in keys)
 
 
 def _guarded(path: str) -> bool:

@@ -9,6 +9,7 @@ from ddtree.engine.request import RequestStats
 from ddtree.sampling.logprobs import TokenLogprob
 from ddtree.server.batch import Piece
 from ddtree.server.errors import EngineFailed
+from ddtree.text.parse import Span
 
 
 @dataclass
@@ -29,6 +30,7 @@ class Choice:
     reasoning: str = ""
     num_reasoning: int = 0
     calls: list[ToolCall] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)  # text, reasoning and calls in order
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: str | None = None
@@ -43,6 +45,7 @@ class Choice:
         self.text += piece.shown.text
         self.reasoning += piece.shown.reasoning
         self.num_reasoning += piece.shown.num_reasoning
+        self.spans.extend(piece.shown.spans)
         for kind, text in piece.shown.calls:
             if kind.part == "name":
                 self.calls.append(ToolCall(text))

@@ -116,6 +116,22 @@ def envelope(message: str, type: str, param: str | None = None, code: str | None
     return {"error": {"message": message, "type": type, "param": param, "code": code}}
 
 
+# By status; the other 4xx are requests at fault.
+ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+}
+
+
+def anthropic_envelope(status: int, message: str) -> dict:
+    """Anthropic's error object, for /v1/messages."""
+    return {"type": "error", "error": {"type": ANTHROPIC_TYPES.get(status, "invalid_request_error"), "message": message}}
+
+
 def shown(value: object, limit: int = 80) -> str:
     """A value as a message shows it: JSON-like and short."""
     text = repr(value)
@@ -134,8 +150,14 @@ def from_validation(error: ValidationError) -> InvalidRequest:
         return InvalidRequest(f"{param} is required", param, "missing_required_parameter")
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "value_error":
-        return InvalidRequest(f"{param}: {message}" if param else message, param)
+        return InvalidRequest(f"{param}: {message}", param) if param else InvalidRequest(message, _field_of(first))
     return InvalidRequest(f"{param}: {message}, got {shown(first['input'])}", param)
+
+
+def _field_of(error: dict) -> str | None:
+    """The field that a whole body's fault is about: its message begins with the name."""
+    word = error["msg"].removeprefix("Value error, ").partition(" ")[0].rstrip(":")
+    return word if isinstance(error["input"], dict) and word in error["input"] else None
 
 
 def _is_union_branch(part: object) -> bool:
@@ -151,7 +173,12 @@ def install(app: FastAPI) -> None:
 
 
 async def _on_api_error(request: Request, error: ApiError) -> JSONResponse:
-    return JSONResponse(error.body(), error.status, headers=error.headers)
+    return JSONResponse(body_for(request.url.path, error), error.status, headers=error.headers)
+
+
+def body_for(path: str, error: ApiError) -> dict:
+    """The error as the route's API says it."""
+    return anthropic_envelope(error.status, error.message) if path.startswith("/v1/messages") else error.body()
 
 
 async def _on_http_exception(request: Request, error: HTTPException) -> JSONResponse:

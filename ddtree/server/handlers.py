@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 from fastapi import Request
@@ -16,6 +17,9 @@ from ddtree.server import body as bodies
 from ddtree.server.batch import Batch, Facts, WorkerLike
 from ddtree.server.choices import Choice
 from ddtree.server.errors import ClientGone, InvalidRequest, ModelNotFound, shown
+from ddtree.server.messages import CountTokensRequest, MessagesRequest, tokenize_of
+from ddtree.server.messages import chat_of as messages_chat
+from ddtree.server.messages_wire import MessagesWire
 from ddtree.server.prepare import Prepared, Prompt, completion_prompts, prepare
 from ddtree.server.protocol import (
     ChatRequest,
@@ -24,9 +28,12 @@ from ddtree.server.protocol import (
     Generation,
     TokenizeRequest,
 )
-from ddtree.server.refusals import CHAT, COMPLETION, TOKENIZE
+from ddtree.server.refusals import CHAT, COMPLETION, MESSAGES, RESPONSES, TOKENIZE
+from ddtree.server.responses import ResponsesRequest
+from ddtree.server.responses import chat_of as responses_chat
+from ddtree.server.responses_wire import ResponsesWire
 from ddtree.server.settings import ServerSettings
-from ddtree.server.stream import EventStream, events, gone
+from ddtree.server.stream import EventStream, WireShape, events, gone
 from ddtree.server.text import Text
 from ddtree.server.wire import Wire
 from ddtree.server.worker import unavailable
@@ -51,15 +58,37 @@ class Handlers:
         """POST /v1/chat/completions"""
         facts = self._facts()
         body = await self._read(request, ChatRequest, CHAT)
-        return await self._generate(request, body, True, facts, lambda: [self._text.chat(body)])
+        return await self._generate(request, body, facts, lambda: [self._text.chat(body)], self._openai_wire(body))
 
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions"""
         facts = self._facts()
         body = await self._read(request, CompletionRequest, COMPLETION)
-        return await self._generate(
-            request, body, False, facts, lambda: completion_prompts(body, self._text, facts.vocab_size)
-        )
+        prompts = partial(completion_prompts, body, self._text, facts.vocab_size)
+        return await self._generate(request, body, facts, prompts, self._openai_wire(body))
+
+    async def responses(self, request: Request) -> Response:
+        """POST /v1/responses"""
+        facts = self._facts()
+        body = await self._read(request, ResponsesRequest, RESPONSES)
+        chat = responses_chat(body)
+        wire = partial(ResponsesWire, self._settings.model, body=body)
+        return await self._generate(request, chat, facts, lambda: [self._text.chat(chat)], wire)
+
+    async def messages(self, request: Request) -> Response:
+        """POST /v1/messages"""
+        facts = self._facts()
+        body = await self._read(request, MessagesRequest, MESSAGES)
+        chat = messages_chat(body)
+        wire = partial(MessagesWire, self._settings.model)
+        return await self._generate(request, chat, facts, lambda: [self._text.chat(chat)], wire)
+
+    async def count_tokens(self, request: Request) -> Response:
+        """POST /v1/messages/count_tokens"""
+        self._facts()
+        body = await self._read(request, CountTokensRequest, MESSAGES)
+        token_ids = await self._aside(lambda: self._tokenized(tokenize_of(body)))
+        return JSONResponse({"input_tokens": len(token_ids)})
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize"""
@@ -132,18 +161,31 @@ class Handlers:
         return Response(body, media_type=worker.metrics.content_type)
 
     async def _generate(
-        self, request: Request, body: Generation, chat: bool, facts: Facts, prompts: Callable[[], list[Prompt]]
+        self,
+        request: Request,
+        body: Generation,
+        facts: Facts,
+        prompts: Callable[[], list[Prompt]],
+        shape: Callable[[Prepared], WireShape],
     ) -> Response:
         limit = self._settings.max_sequences
         prepared = await self._aside(lambda: prepare(body, prompts(), self._text, facts, limit))
-        shapers = None
-        if body.num_logprobs is not None:
-            shapers = tuple(self._text.logprobs(each, chat) for each in prepared.requests)
-        wire = Wire(self._settings.model, prepared, chat, bool(body.return_token_ids), body.include_usage, shapers)
+        wire = shape(prepared)
         batch = await self._worker.submit(prepared.requests)
         if body.stream:
             return EventStream(events(batch, wire, self._settings.keep_alive_s), batch)
         return JSONResponse(wire.response(await self._gather(request, batch, prepared)))
+
+    def _openai_wire(self, body: ChatRequest | CompletionRequest) -> Callable[[Prepared], WireShape]:
+        """What shapes the answer to a chat or a completion."""
+
+        def shape(prepared: Prepared) -> Wire:
+            chat, shapers = isinstance(body, ChatRequest), None
+            if body.num_logprobs is not None:
+                shapers = tuple(self._text.logprobs(each, chat) for each in prepared.requests)
+            return Wire(self._settings.model, prepared, chat, bool(body.return_token_ids), body.include_usage, shapers)
+
+        return shape
 
     async def _gather(self, request: Request, batch: Batch, prepared: Prepared) -> list[Choice]:
         """All choices, whole; ClientGone as soon as nobody waits for them."""

@@ -303,3 +303,16 @@ class DetokenizeRequest(Wire):
 
     model: str | None = None
     tokens: list[TokenId]
+
+
+# What /v1/responses and /v1/messages hand on to a chat request as it is.
+CARRIED = (set(Generation.model_fields) | {"enable_thinking", "chat_template_kwargs", "parallel_tool_calls"}) - {
+    "model",
+    "max_tokens",
+    "max_completion_tokens",
+    "n",
+    "stream",
+    "stream_options",
+    "return_token_ids",
+    "response_format",
+}

@@ -88,6 +88,32 @@ CHAT = {**SAMPLING, **GRAMMAR, **OUTPUT, **PROMPT} | {
     "continue_final_message": (False,),
     "add_special_tokens": (False,),
 }
+RESPONSES = {name: neutral for name, neutral in CHAT.items() if name not in ("reasoning", "max_output_tokens")} | {
+    "previous_response_id": (),
+    "conversation": (),
+    "background": (False,),
+    "prompt": (),
+    "max_tokens": (),
+    "max_completion_tokens": (),
+    "max_tool_calls": (),
+    "top_logprobs": (0,),
+    "n": (1,),
+    "logprobs": (False,),
+    "messages": (),
+    "response_format": (),
+    "context_management": ([],),
+}
+MESSAGES = {name: neutral for name, neutral in CHAT.items() if name != "thinking"} | {
+    "n": (1,),
+    "stop": (),
+    "max_completion_tokens": (),
+    "response_format": (),
+    "output_format": (),
+    "output_config": ({},),
+    "logprobs": (False,),
+    "container": (),
+    "mcp_servers": ([],),
+}
 TOKENIZE: dict[str, tuple] = {
     "documents": ([],),
     "chat_template": (),
@@ -113,6 +139,10 @@ REMEDIES = {
     "function_call": "use tool_choice",
     "guided_json": "use response_format",
     "json_schema": "use response_format",
+    "previous_response_id": "this server keeps no responses: send the whole conversation as input",
+    "max_completion_tokens": "it has another name here: max_output_tokens or max_tokens",
+    "response_format": "it has another name here: text.format",
+    "stop": "use stop_sequences",
     "echo": "prepend the prompt yourself",
     **dict.fromkeys(
         ("reasoning_effort", "reasoning", "thinking", "thinking_budget", "thinking_token_budget"),

@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ddtree.server.batch import Batch, Piece
 from ddtree.server.choices import Choice
-from ddtree.server.errors import ApiError, envelope
-from ddtree.server.wire import Wire
+from ddtree.server.errors import ApiError, EngineFailed
+from ddtree.server.sse import KEEP_ALIVE
 
 logger = logging.getLogger("ddtree.server")
 
-KEEP_ALIVE = b": keep-alive\n\n"
-DONE = b"data: [DONE]\n\n"
+
+class WireShape(Protocol):
+    """How one API says an answer: whole, or as events."""
+
+    def response(self, choices: Sequence[Choice]) -> dict: ...
+
+    def begin(self, choices: Sequence[Choice]) -> list[bytes]: ...
+
+    def step(self, piece: Piece, choices: Sequence[Choice]) -> list[bytes]:
+        """The events of a piece that its choice has already taken in."""
+        ...
+
+    def end(self, choices: Sequence[Choice]) -> list[bytes]: ...
+
+    def fault(self, error: ApiError) -> list[bytes]:
+        """The end, when something failed on the way."""
+        ...
 
 
 class EventStream(Response):
@@ -64,36 +79,28 @@ async def gone(receive: Receive) -> None:
         pass
 
 
-async def events(batch: Batch, wire: Wire, keep_alive_s: float) -> AsyncIterator[bytes]:
+async def events(batch: Batch, wire: WireShape, keep_alive_s: float) -> AsyncIterator[bytes]:
     """The chunks of an answer. A fault on the way is one event, and the end."""
     choices = [Choice(index) for index in range(len(batch.requests))]
     try:
-        for choice in choices:
-            if opening := wire.opening(choice.index):
-                yield event(opening)
+        for each in wire.begin(choices):
+            yield each
         async for piece in _with_pauses(batch, keep_alive_s):
             if piece is None:
                 yield KEEP_ALIVE
                 continue
-            choice = choices[piece.index]
-            choice.add(piece)
-            if chunk := wire.delta(piece, choice):
-                yield event(chunk)
-            if choice.finish_reason:
-                yield event(wire.closing(choice, choices))
-        if wire.include_usage:
-            yield event(wire.usage_chunk(choices))
-        yield DONE
+            choices[piece.index].add(piece)
+            for each in wire.step(piece, choices):
+                yield each
+        for each in wire.end(choices):
+            yield each
     except ApiError as error:
-        yield event(error.body())
+        for each in wire.fault(error):
+            yield each
     except Exception as error:
         logger.exception("a stream failed")
-        yield event(envelope(f"internal error: {type(error).__name__}", "server_error"))
-
-
-def event(data: dict) -> bytes:
-    """One server-sent event."""
-    return b"data: " + json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode() + b"\n\n"
+        for each in wire.fault(EngineFailed(f"internal error: {type(error).__name__}")):
+            yield each
 
 
 async def _with_pauses(batch: Batch, pause_s: float) -> AsyncIterator[Piece | None]:

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from dataclasses import dataclass
 
 from ddtree.text import CallPart, ParserChain, ReasoningParser, SpanParser, TextWatcher
-from ddtree.text.parse import CONTENT, REASONING
+from ddtree.text.parse import CONTENT, REASONING, Span
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,7 @@ class Shown:
     reasoning: str = ""
     num_reasoning: int = 0
     calls: tuple[tuple[CallPart, str], ...] = ()  # pieces of tool calls, in order
+    spans: tuple[Span, ...] = ()  # all of it in order
 
 
 class ServedWatcher:
@@ -40,7 +41,7 @@ class ServedWatcher:
         reasoning = "".join(text for kind, text in spans if kind == REASONING)
         shown = "".join(text for kind, text in spans if kind == CONTENT)
         calls = tuple((kind, text) for kind, text in spans if isinstance(kind, CallPart))
-        return Shown(shown, reasoning, self._num_reasoning() if last else 0, calls)
+        return Shown(shown, reasoning, self._num_reasoning() if last else 0, calls, tuple(spans))
 
     def _num_reasoning(self) -> int:
         """Tokens that begin inside the thought, its tags included; by place, as one token may close it late."""

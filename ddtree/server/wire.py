@@ -11,9 +11,11 @@ from ddtree import __version__
 from ddtree.engine.request import RequestStats
 from ddtree.server.batch import Piece
 from ddtree.server.choices import Choice
+from ddtree.server.errors import ApiError
 from ddtree.server.logprobs import LogprobShaper
 from ddtree.server.prepare import Prepared
 from ddtree.server.report import ddtree_object, usage_object
+from ddtree.server.sse import DONE, event
 from ddtree.text import CallPart
 
 FINGERPRINT = f"ddtree-{__version__}"
@@ -39,6 +41,26 @@ class Wire:
             "usage": self._usage(choices),
             "ddtree": self._ddtree([choice.stats for choice in choices]),
         }
+
+    def begin(self, choices: Sequence[Choice]) -> list[bytes]:
+        """See stream.WireShape."""
+        openings = (self.opening(choice.index) for choice in choices)
+        return [event(opening) for opening in openings if opening]
+
+    def step(self, piece: Piece, choices: Sequence[Choice]) -> list[bytes]:
+        """See stream.WireShape."""
+        choice = choices[piece.index]
+        chunk = self.delta(piece, choice)
+        chunks = [event(chunk)] if chunk else []
+        return [*chunks, event(self.closing(choice, choices))] if choice.finish_reason else chunks
+
+    def end(self, choices: Sequence[Choice]) -> list[bytes]:
+        """See stream.WireShape."""
+        return [event(self.usage_chunk(choices)), DONE] if self.include_usage else [DONE]
+
+    def fault(self, error: ApiError) -> list[bytes]:
+        """See stream.WireShape."""
+        return [event(error.body())]
 
     def opening(self, index: int) -> dict | None:
         """The chunk that carries the role; completions have none."""

@@ -1,0 +1,155 @@
+"""The body of /v1/messages and its token count, checked and turned into a chat request; the rest is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationError
+
+from ddtree.server.errors import InvalidRequest, from_validation, shown
+from ddtree.server.protocol import CARRIED, ChatRequest, TokenizeRequest, Wire
+
+CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+class CountTokensRequest(Wire):
+    """Body of /v1/messages/count_tokens."""
+
+    model: str | None = None
+    messages: list[dict[str, Any]]
+    system: str | list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: dict[str, Any] | None = None
+    thinking: dict[str, Any] | None = None
+
+
+class MessagesRequest(CountTokensRequest):
+    """Body of /v1/messages. Fields of CARRIED are in `model_extra` and checked as a chat request's."""
+
+    max_tokens: Annotated[int, Field(ge=1)]
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+
+
+def chat_of(body: MessagesRequest) -> ChatRequest:
+    """The same request in chat's words; InvalidRequest in this API's."""
+    extra = body.model_extra or {}
+    fields = {name: extra[name] for name in CARRIED if name in extra} | _common(body)
+    fields |= {"stream": body.stream, "max_tokens": body.max_tokens, "stop": body.stop_sequences}
+    choice = body.tool_choice or {}
+    if choice.get("type") == "tool":
+        fields["tool_choice"] = {"type": "function", "function": {"name": choice.get("name")}}
+    elif choice:
+        if choice.get("type") not in CHOICES:
+            raise InvalidRequest(f"tool_choice.type: expected auto, any, tool or none, got {shown(choice.get('type'))}", "tool_choice")
+        fields["tool_choice"] = CHOICES[choice["type"]]
+    if choice.get("disable_parallel_tool_use"):
+        fields["parallel_tool_calls"] = False
+    try:
+        return ChatRequest.model_validate(fields)
+    except ValidationError as error:
+        raise from_validation(error) from None
+
+
+def tokenize_of(body: CountTokensRequest) -> TokenizeRequest:
+    """The prompt alone."""
+    try:
+        return TokenizeRequest.model_validate(_common(body))
+    except ValidationError as error:
+        raise from_validation(error) from None
+
+
+def _common(body: CountTokensRequest) -> dict[str, Any]:
+    """Messages, tools and the thinking switch."""
+    fields: dict[str, Any] = {"messages": _messages(body)}
+    if body.tools and (body.tool_choice or {}).get("type") != "none":
+        fields["tools"] = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools)]
+    switch = {None: None, "adaptive": None, "enabled": True, "disabled": False}
+    kind = (body.thinking or {}).get("type")
+    if kind not in switch:
+        raise InvalidRequest(f"thinking.type: expected enabled, adaptive or disabled, got {shown(kind)}", "thinking")
+    if switch[kind] is not None:
+        fields["enable_thinking"] = switch[kind]
+    return fields
+
+
+def _messages(body: CountTokensRequest) -> list[dict[str, Any]]:
+    if not body.messages:
+        raise InvalidRequest("messages: must not be empty", "messages")
+    system = _text(body.system or "", "system")
+    messages = [{"role": "system", "content": system}] if system else []
+    for place, message in enumerate(body.messages):
+        where = f"messages[{place}]"
+        role = message.get("role")
+        if role not in ("user", "assistant", "system"):
+            raise InvalidRequest(f"{where}.role: expected user or assistant, got {shown(role)}", where)
+        content = message.get("content")
+        if role != "assistant":
+            messages += _user(role, content, where)
+        else:
+            messages.append(_assistant(content, where))
+    if messages[-1]["role"] == "assistant":
+        raise InvalidRequest("messages: the last one is the assistant's, and to continue it is not supported: end with the user", "messages")
+    return messages
+
+
+def _user(role: str, content: Any, where: str) -> list[dict[str, Any]]:
+    """Results of tools come first, as messages of their own; then the text."""
+    if isinstance(content, str):
+        return [{"role": role, "content": content}]
+    results, texts = [], []
+    for i, block in enumerate(_blocks(content, where)):
+        here = f"{where}.content[{i}]"
+        if block.get("type") == "tool_result":
+            result = _text(block.get("content") or "", f"{here}.content")
+            results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": result})
+        else:
+            texts.append(_text([block], here))
+    return [*results, {"role": role, "content": "\n".join(texts)}] if texts or not results else results
+
+
+def _assistant(content: Any, where: str) -> dict[str, Any]:
+    if isinstance(content, str):
+        return {"role": "assistant", "content": content}
+    message: dict[str, Any] = {"role": "assistant", "content": ""}
+    for i, block in enumerate(_blocks(content, where)):
+        here = f"{where}.content[{i}]"
+        kind = block.get("type")
+        if kind == "tool_use":
+            if not isinstance(block.get("input", {}), dict):
+                raise InvalidRequest(f"{here}.input: expected an object, got {shown(block['input'])}", here)
+            function = {"name": block.get("name"), "arguments": json.dumps(block.get("input") or {}, ensure_ascii=False)}
+            message.setdefault("tool_calls", []).append({"id": block.get("id"), "type": "function", "function": function})
+        elif kind == "thinking":
+            message["reasoning_content"] = message.get("reasoning_content", "") + str(block.get("thinking") or "")
+        elif kind != "redacted_thinking":
+            message["content"] += _text([block], here)
+    return message
+
+
+def _blocks(content: Any, where: str) -> list[dict[str, Any]]:
+    if isinstance(content, list) and all(isinstance(block, dict) for block in content):
+        return content
+    raise InvalidRequest(f"{where}.content: expected a string or a list of blocks, got {shown(content)}", where)
+
+
+def _text(content: Any, where: str) -> str:
+    """The text of a string or of text blocks; anything else is refused by name."""
+    if isinstance(content, str):
+        return content
+    texts = []
+    for i, block in enumerate(_blocks(content, where)):
+        if block.get("type") != "text" or not isinstance(block.get("text"), str):
+            raise InvalidRequest(f"{where}[{i}]: {shown(block.get('type'))} blocks are not supported: this server reads text only", where)
+        texts.append(block["text"])
+    return "\n".join(texts)
+
+
+def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
+    if tool.get("type") not in (None, "custom") or "input_schema" not in tool:
+        raise InvalidRequest(f"{where}: only tools with an input_schema are supported, got type {shown(tool.get('type'))}", where)
+    function = {"name": tool.get("name"), "description": tool.get("description"), "parameters": tool["input_schema"]}
+    if tool.get("strict") is not None:
+        function["strict"] = tool["strict"]
+    return {"type": "function", "function": function}

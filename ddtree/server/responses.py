@@ -1,0 +1,142 @@
+"""The body of /v1/responses, checked and turned into a chat request; what it asks beyond that is refused."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError
+
+from ddtree.server.errors import InvalidRequest, from_validation, shown
+from ddtree.server.protocol import CARRIED, ChatRequest, Wire
+
+ROLES = ("user", "assistant", "system", "developer")
+# What of `reasoning.effort` a template can be told: whether to think.
+EFFORTS = {None: None, "medium": None, "none": False, "minimal": False}
+
+
+class ResponsesRequest(Wire):
+    """Body of /v1/responses. Fields of CARRIED are in `model_extra` and checked as a chat request's."""
+
+    model: str | None = None
+    input: str | list[dict[str, Any]]
+    instructions: str | None = None
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    text: dict[str, Any] | None = None
+    reasoning: dict[str, Any] | None = None
+    truncation: Literal["disabled"] | None = None
+    stream: bool | None = None
+    store: bool | None = None
+    metadata: dict[str, Any] | None = None
+    user: str | None = None
+
+
+def chat_of(body: ResponsesRequest) -> ChatRequest:
+    """The same request in chat's words; InvalidRequest in this API's."""
+    extra = body.model_extra or {}
+    fields = {name: extra[name] for name in CARRIED if name in extra}
+    fields |= {"stream": body.stream, "max_completion_tokens": body.max_output_tokens, "messages": _messages(body)}
+    if body.tools:
+        fields["tools"] = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools)]
+    fields["tool_choice"] = _tool_choice(body.tool_choice)
+    fields["response_format"] = _format(body.text or {})
+    effort = (body.reasoning or {}).get("effort")
+    if effort not in EFFORTS:
+        raise InvalidRequest(f'reasoning.effort: only "medium" and "none" are supported, got {shown(effort)}', "reasoning.effort")
+    if EFFORTS[effort] is not None:
+        fields.setdefault("enable_thinking", EFFORTS[effort])
+    try:
+        return ChatRequest.model_validate(fields)
+    except ValidationError as error:
+        raise from_validation(error) from None
+
+
+def _messages(body: ResponsesRequest) -> list[dict[str, Any]]:
+    messages = [{"role": "system", "content": body.instructions}] if body.instructions else []
+    if isinstance(body.input, str):
+        return [*messages, {"role": "user", "content": body.input}]
+    if not body.input:
+        raise InvalidRequest("input is empty: send text or at least one item", "input")
+    for place, item in enumerate(body.input):
+        _add_item(messages, item, f"input[{place}]")
+    return messages
+
+
+def _add_item(messages: list[dict[str, Any]], item: dict[str, Any], where: str) -> None:
+    """One item as a message, or as part of the assistant message that it belongs to."""
+    kind = item.get("type") or "message"
+    if kind == "message" and item.get("role") in ROLES:
+        message = {"role": item["role"], "content": _content(item.get("content"), f"{where}.content")}
+        assistant = _assistant(messages) if item["role"] == "assistant" else None
+        if assistant is not None and not assistant["content"] and "tool_calls" not in assistant:
+            assistant["content"] = message["content"]
+        else:
+            messages.append(message)
+    elif kind == "function_call":
+        function = {"name": item.get("name"), "arguments": item.get("arguments") or "{}"}
+        call = {"id": item.get("call_id"), "type": "function", "function": function}
+        _open_assistant(messages).setdefault("tool_calls", []).append(call)
+    elif kind == "function_call_output":
+        output = _content(item.get("output"), f"{where}.output")
+        messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output})
+    elif kind == "reasoning":
+        thought = "".join(part.get("text") or "" for part in item.get("content") or () if isinstance(part, dict))
+        if thought:
+            messages.append({"role": "assistant", "content": "", "reasoning_content": thought})
+    else:
+        what = f"role {shown(item.get('role'))}" if kind == "message" else f"type {shown(kind)}"
+        raise InvalidRequest(
+            f"{where}: {what} is not supported: send message, function_call, function_call_output or reasoning items", where
+        )
+
+
+def _assistant(messages: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The assistant message at the end, if there is one."""
+    return messages[-1] if messages and messages[-1]["role"] == "assistant" else None
+
+
+def _open_assistant(messages: list[dict[str, Any]]) -> dict[str, Any]:
+    message = _assistant(messages)
+    if message is None:
+        message = {"role": "assistant", "content": ""}
+        messages.append(message)
+    return message
+
+
+def _content(content: Any, where: str) -> Any:
+    if content is None or isinstance(content, str):
+        return content or ""
+    if isinstance(content, list):
+        refusals = ({"type": "text", "text": part["refusal"]} if _is_refusal(part) else part for part in content)
+        return list(refusals)
+    raise InvalidRequest(f"{where}: expected a string or a list of parts, got {shown(content)}", where)
+
+
+def _is_refusal(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "refusal" and isinstance(part.get("refusal"), str)
+
+
+def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
+    if tool.get("type") != "function":
+        raise InvalidRequest(f"{where}.type: only function tools are supported, got {shown(tool.get('type'))}", where)
+    # Here `strict` is true unless said otherwise, but clients send what strict schemas forbid; only an explicit one counts.
+    names = ("name", "description", "parameters", "strict")
+    return {"type": "function", "function": {name: tool[name] for name in names if tool.get(name) is not None}}
+
+
+def _tool_choice(choice: Any) -> Any:
+    if isinstance(choice, dict) and choice.get("type") == "function" and "name" in choice:
+        return {"type": "function", "function": {"name": choice["name"]}}
+    return choice
+
+
+def _format(text: dict[str, Any]) -> dict[str, Any] | None:
+    """`text.format` has the schema one level higher than chat's response_format."""
+    if text.get("verbosity") not in (None, "medium"):
+        raise InvalidRequest(f'text.verbosity: only "medium" is supported, got {shown(text["verbosity"])}', "text.verbosity")
+    found = text.get("format")
+    if isinstance(found, dict) and found.get("type") == "json_schema":
+        inner = {name: found[name] for name in ("name", "description", "schema", "strict") if found.get(name) is not None}
+        return {"type": "json_schema", "json_schema": inner}
+    return found
