@@ -12,16 +12,17 @@ PACKAGE = Path(__file__).resolve().parents[1] / "ddtree"
 MAY_IMPORT = {
     "__main__": "cli",
     "__init__": "engine sampling",
-    "cli": "server bench audit doctor client training engine models sampling sources text",
+    "cli": "server bench audit doctor client training engine models sampling sources text budget",
     "server": "engine sampling text sources",
-    "bench": "client engine models sampling sources text tree",
+    "bench": "client engine models sampling sources text tree budget",
     "audit": "client engine models caches sampling sources text tree",
     "doctor": "audit engine models sources text",
     "training": "models caches sources text tree engine sampling",
-    "engine": "models caches tree sampling",
+    "engine": "models caches tree sampling budget",
     "models": "caches kernels",
     "caches": "kernels",
     "tree": "",
+    "budget": "",
     "sampling": "",
     "text": "",
     "sources": "",
@@ -42,7 +43,7 @@ LIVES_IN = {
     "safetensors": "models training/export.py",
     "rich": "cli sources bench audit training",
     "matplotlib": "bench audit",
-    "torch": " ".join(sorted(MAY_IMPORT.keys() - {"tree"})),
+    "torch": " ".join(sorted(MAY_IMPORT.keys() - {"tree", "budget"})),
 }
 
 

@@ -22,9 +22,9 @@ def whole(minimum: int, maximum: int | None = None) -> Callable[[str], int]:
     return parse
 
 
-def tree_budget(text: str) -> int | None:
-    """An argparse type: a budget, or "auto" for the measured default."""
-    return None if text == "auto" else whole(0)(text)
+def tree_budget(text: str) -> int | str:
+    """An argparse type: a budget, or "auto"."""
+    return text if text == "auto" else whole(0)(text)
 
 
 def temperature(text: str) -> float:
@@ -47,7 +47,11 @@ def add_model(parser: argparse.ArgumentParser, positional: bool) -> None:
         parser.add_argument("--model", default="smollm2", help=about)
     parser.add_argument("--drafter", help='the same forms; "none" for plain decoding (default: the model\'s own)')
     parser.add_argument(
-        "--tree-budget", type=tree_budget, metavar="N", help="drafted nodes per round (default: measured at start-up)"
+        "--tree-budget",
+        type=tree_budget,
+        default="auto",
+        metavar="N",
+        help="drafted nodes per round; auto chooses them each round by cost (default: auto)",
     )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
     parser.add_argument(

@@ -17,9 +17,9 @@ ASSUMED_ACCEPTANCE = {"0": {"1": 1.4, "16": 2.24, "64": 2.56, "256": 2.84}}
 
 @dataclass(frozen=True)
 class Budget:
-    """The tree budget of requests that ask for none, and why it is that."""
+    """The tree budget of requests that ask for none, an integer or "auto", and why it is that."""
 
-    size: int
+    size: int | str
     reason: str
 
 
@@ -57,9 +57,9 @@ def load(args: argparse.Namespace, source: Source):
 def default_budget(
     args: argparse.Namespace, source: Source, engine, say: Callable[[str], None], limit_s: float = 8.0
 ) -> Budget:
-    """--tree-budget, or what a measurement of at most `limit_s` finds fastest on this machine."""
+    """--tree-budget; "auto", the default, has its costs measured in at most `limit_s`, and is 0 without a drafter."""
     maximum = engine.config.max_tree_budget
-    if args.tree_budget is not None:
+    if args.tree_budget != "auto":
         if args.tree_budget > maximum:
             raise ValueError(f"--tree-budget must lie in 0 ... {maximum}, got {args.tree_budget}")
         if args.tree_budget and not engine.has_drafter:
@@ -69,12 +69,22 @@ def default_budget(
         return Budget(args.tree_budget, "--tree-budget")
     if not engine.has_drafter:
         return Budget(0, source.drafter_reason or "no drafter is loaded")
-    from ddtree.engine.calibrate import choose_budget, measure_rounds
+    start(source, engine, say, limit_s)
+    return Budget("auto", "chosen each round by cost")
 
-    say("measuring which tree budget is fastest here")
-    card = acceptance_of(source.drafter)
-    choice = choose_budget(measure_rounds(engine, card, limit_s=limit_s), card)
-    return Budget(choice.budget, choice.reason)
+
+def start(source: Source, engine, say: Callable[[str], None], limit_s: float = 8.0) -> None:
+    """Let the engine take requests of tree budget "auto", with costs from the cache or measured. Nothing without a drafter."""
+    if not engine.has_drafter or engine.auto is not None:
+        return
+    from ddtree.budget.store import CostStore
+    from ddtree.engine.measure import start_auto
+    from ddtree.sources.cache import cache_dir
+
+    say("looking up, or measuring, what rounds cost here")
+    names = {"model": str(source.target), "drafter": str(source.drafter)}
+    auto = start_auto(engine, acceptance_of(source.drafter), CostStore(cache_dir() / "costs"), names, limit_s)
+    say(auto.describe())
 
 
 def acceptance_of(drafter: Path) -> dict[str, dict[str, float]]:

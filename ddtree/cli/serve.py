@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 
-from ddtree.cli.loaded import default_budget, find, load
+from ddtree.cli.loaded import default_budget, find, load, start
 from ddtree.server.app import create_app
 from ddtree.server.facts import facts_of
 from ddtree.server.metrics import Metrics
@@ -50,11 +50,12 @@ def _load(args: argparse.Namespace, source: Source, url: str):
     """In the engine's thread: the engine and its facts, with the lines that say what was loaded."""
     engine = load(args, source)
     budget = default_budget(args, source, engine, logger.info)
+    start(source, engine, logger.info)  # also where the default is pinned: a request may still ask for "auto"
     facts = facts_of(engine, budget.size)
     drafter = f"{source.drafter.name}, block size {engine.block_size}" if source.drafter else "none"
     logger.info("model %s, device %s, dtype %s", source.served_name, facts.device, facts.dtype)
     logger.info("context %d tokens, drafter %s", facts.max_context, drafter)
-    logger.info("default tree budget %d (%s)", budget.size, budget.reason)
+    logger.info("default tree budget %s (%s)", budget.size, budget.reason)
     logger.info("ready: %s/v1", url)
     return engine, facts
 

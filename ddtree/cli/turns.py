@@ -21,7 +21,7 @@ class Turn:
     max_tokens: int
     temperature: float = 0.0
     seed: int | None = None
-    tree_budget: int = 0
+    tree_budget: int | str = 0
     stats: RequestStats | None = None
     finish_reason: str | None = None
     text: str = field(default="", init=False)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ddtree.engine.auto import AutoBudget
 from ddtree.engine.finish import Finish, scan
 from ddtree.engine.sequence import Sequence
 from ddtree.engine.stats import StageClock
@@ -25,15 +26,24 @@ class Round:
     finish: Finish | None
 
 
-def decode_round(drafter, target, sequences: SequenceOf[Sequence], clock: StageClock) -> list[Round]:
+def decode_round(
+    drafter, target, sequences: SequenceOf[Sequence], clock: StageClock, auto: AutoBudget | None = None
+) -> list[Round]:
     """Emit at least one token for every sequence. The last one emitted is its next root.
 
-    A sequence that does not draft gets a tree of one node: plain decoding is a round with budget 0.
+    A sequence that does not draft gets a tree of one node: plain decoding is a round with budget 0. `auto` plans and
+    cuts the trees of the sequences that left their budget to it.
     """
+    if auto:
+        auto.plan(sequences)
     with clock("draft"):
         candidates = drafter.draft(sequences) if drafter else [None] * len(sequences)
     with clock("build"):
+        if auto:
+            candidates = auto.calibrate(sequences, candidates)
         trees = [grow(sequence, found) for sequence, found in zip(sequences, candidates, strict=True)]
+        if auto:
+            trees = auto.buy(sequences, trees)
     with clock("verify"):
         target_tokens = target.verify(sequences, trees)
     with clock("accept"):
@@ -45,6 +55,8 @@ def decode_round(drafter, target, sequences: SequenceOf[Sequence], clock: StageC
             sequence.token_ids.extend(each.kept.token_ids.tolist())
         if drafter:
             drafter.commit(sequences, features)
+    if auto:
+        auto.learn(sequences, rounds, clock)
     return rounds
 
 

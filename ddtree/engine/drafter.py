@@ -10,6 +10,8 @@ from ddtree.engine.sequence import Sequence
 from ddtree.sampling.choose import rank_scores
 from ddtree.tree.build import Candidates
 
+MOST_PENDING = 32  # rows of features that wait at most; absorbing many at once costs little more than one
+
 
 class Drafter:
     """Runs a DFlash model beside its target, whose embedding and head it borrows (arXiv 2602.06036, §3)."""
@@ -24,6 +26,11 @@ class Drafter:
         return self.model.config.block_size
 
     @property
+    def shrinkable_block(self) -> bool:
+        """Whether a draft may fill fewer slots than the block has."""
+        return self.model.config.shrinkable_block
+
+    @property
     def max_context(self) -> int | None:
         """Positions the drafter was made for; past them plain decoding takes over. None if it says nothing."""
         config = self.model.config
@@ -36,7 +43,8 @@ class Drafter:
     @torch.inference_mode()
     def absorb(self, sequence: Sequence, features: torch.Tensor) -> None:
         """Take the target features [T, F] of newly committed tokens into the drafter's context."""
-        self.model.absorb(features, sequence.drafter_state)
+        pending, sequence.pending_features = sequence.pending_features, []
+        self.model.absorb(torch.cat([*pending, features]) if pending else features, sequence.drafter_state)
 
     @torch.inference_mode()
     def draft(self, sequences: SequenceOf[Sequence]) -> list[Candidates | None]:
@@ -45,6 +53,8 @@ class Drafter:
         active = [sequence for sequence, depth in zip(sequences, depths, strict=True) if depth]
         if not active:
             return [None] * len(sequences)
+        for sequence in active:
+            self._catch_up(sequence)
         num_slots = self.block_size
         if self.model.config.shrinkable_block:
             num_slots = min(num_slots, 1 + max(depths))
@@ -59,19 +69,33 @@ class Drafter:
         ]
 
     def commit(self, sequences: SequenceOf[Sequence], features: SequenceOf[torch.Tensor | None]) -> None:
-        """The features of each path's rows become context."""
+        """The features of each path's rows become context; those of plain rounds once there are many, or at the next
+        draft, so that a plain round costs no more for having a drafter."""
         for sequence, path_features in zip(sequences, features, strict=True):
-            if sequence.drafts:
+            if not sequence.drafts:
+                continue
+            if sequence.tree_budget:
                 self.absorb(sequence, path_features)
+                continue
+            sequence.pending_features.append(path_features)
+            if len(sequence.pending_features) >= MOST_PENDING:
+                self._catch_up(sequence)
 
     def close(self, sequence: Sequence) -> None:
-        sequence.drafter_state = None
+        sequence.drafter_state, sequence.pending_features = None, []
+
+    def _catch_up(self, sequence: Sequence) -> None:
+        if sequence.pending_features:
+            pending, sequence.pending_features = torch.cat(sequence.pending_features), []
+            self.absorb(sequence, pending)
 
     def _depth_limit(self, sequence: Sequence) -> int:
         """Depths worth drafting: within the block, the tree budget, and what may still be emitted."""
         if not sequence.drafts:
             return 0
         limit = min(self.block_size - 1, sequence.tree_budget, sequence.num_remaining - 1)
+        if sequence.draft_depth is not None:
+            limit = min(limit, sequence.draft_depth)
         if self.max_context is not None:
             limit = min(limit, self.max_context - 1 - sequence.context_length)
         return max(limit, 0)

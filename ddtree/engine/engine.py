@@ -8,10 +8,11 @@ import time
 from collections import deque
 from dataclasses import replace
 
+from ddtree.engine.auto import AutoBudget
 from ddtree.engine.config import EngineConfig
 from ddtree.engine.decode_round import Round, decode_round
 from ddtree.engine.finish import Finish, scan
-from ddtree.engine.request import Emission, Request
+from ddtree.engine.request import AUTO, Emission, Request, TreeBudget
 from ddtree.engine.sequence import Sequence
 from ddtree.engine.stats import StageClock
 from ddtree.sampling.logprobs import TokenLogprob
@@ -25,6 +26,7 @@ class Engine:
     def __init__(self, target, drafter, config: EngineConfig, vocab_size: int):
         self.target, self.drafter, self.config = target, drafter, config
         self.vocab_size = vocab_size
+        self.auto: AutoBudget | None = None  # who chooses for requests of tree_budget "auto"
         self._ids = itertools.count()
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
@@ -59,10 +61,10 @@ class Engine:
         """Queue a request; returns its id. Raises ValueError before anything runs."""
         self._check(request)
         budget, reason = self._effective_budget(request)
-        sequence = Sequence(next(self._ids), request, tree_budget=budget)
+        sequence = Sequence(next(self._ids), request, tree_budget=self.config.max_tree_budget if budget == AUTO else budget)
         stats = sequence.stats
         stats.tree_budget, stats.block_size, stats.reason = budget, self.block_size, reason
-        stats.mode = "ddtree" if budget else "target_only"
+        stats.mode = "ddtree" if budget and budget != AUTO else "target_only"
         self._waiting.append(sequence)
         return sequence.request_id
 
@@ -85,11 +87,15 @@ class Engine:
         return []
 
     def running(self, request_id: int) -> Sequence:
-        """The sequence of a request that has been prefilled, for measurements. KeyError if it does not run."""
-        for sequence in self._running:
-            if sequence.request_id == request_id:
-                return sequence
-        raise KeyError(request_id)
+        """The sequence of a request that runs, for measurements. KeyError if it does not."""
+        sequence = self.running_or_none(request_id)
+        if sequence is None:
+            raise KeyError(request_id)
+        return sequence
+
+    def running_or_none(self, request_id: int) -> Sequence | None:
+        """The sequence of a request while it runs."""
+        return next((sequence for sequence in self._running if sequence.request_id == request_id), None)
 
     def generate(self, request: Request) -> Emission:
         """Run one request to its end, alone; all its tokens in one emission. Raises RuntimeError on a fault."""
@@ -119,7 +125,12 @@ class Engine:
         biased = next((t for t, _ in request.sampling.logit_bias if not 0 <= t < self.vocab_size), None)
         if biased is not None:
             raise ValueError(f"logit_bias: token ids lie in 0 ... {self.vocab_size - 1}, got {biased}")
-        if request.tree_budget < 0:
+        if request.tree_budget == AUTO:
+            if self.drafter and not self.auto:
+                raise ValueError('tree_budget "auto" needs measured costs: start_auto(engine, ...) first, or give an integer')
+        elif isinstance(request.tree_budget, str):
+            raise ValueError(f'tree_budget must be an integer or "auto", got {request.tree_budget!r}')
+        elif request.tree_budget < 0:
             raise ValueError(f"tree_budget must be >= 0, got {request.tree_budget}")
         if len(prompt) + request.max_tokens > limit:
             raise ValueError(
@@ -127,7 +138,7 @@ class Engine:
                 "tokens: shorten the prompt or lower max_tokens"
             )
 
-    def _effective_budget(self, request: Request) -> tuple[int, str | None]:
+    def _effective_budget(self, request: Request) -> tuple[TreeBudget, str | None]:
         """The budget in force, and why it is not what was asked for."""
         limit = self.config.max_tree_budget
         if not request.tree_budget:
@@ -136,6 +147,8 @@ class Engine:
             return 0, "no drafter is loaded"
         if self.block_size == 1:
             return 0, "the drafter's block size is 1: it drafts nothing"
+        if request.tree_budget == AUTO:
+            return AUTO, None
         if request.tree_budget > limit:
             return limit, f"tree_budget {request.tree_budget} was clamped to this server's maximum, {limit}"
         return request.tree_budget, None
@@ -155,6 +168,8 @@ class Engine:
         self.target.open(sequence)
         if sequence.tree_budget:
             self.drafter.open(sequence)
+        if sequence.stats.tree_budget == AUTO:
+            self.auto.open(sequence)
         return self._prefill(sequence)
 
     def _prefill(self, sequence: Sequence) -> list[Emission]:
@@ -179,7 +194,7 @@ class Engine:
     def _decode(self) -> list[Emission]:
         clock, sequences = StageClock(), list(self._running)
         started = time.perf_counter()
-        rounds = decode_round(self.drafter, self.target, sequences, clock)
+        rounds = decode_round(self.drafter, self.target, sequences, clock, self.auto)
         elapsed = time.perf_counter() - started
         emissions = []
         for sequence, each in zip(sequences, rounds, strict=True):
@@ -215,7 +230,10 @@ def record(sequence: Sequence, each: Round, clock: StageClock, elapsed: float) -
     """Book one round in the request's stats. Stage times are those of the whole round, shared or not."""
     stats = sequence.stats
     stats.decode_rounds += 1
+    stats.plain_rounds += each.tree.num_drafted == 0
     stats.nodes_verified += each.tree.num_drafted
+    if sequence.auto is not None and each.tree.num_drafted:
+        stats.mode = "chain" if stats.mode != "ddtree" and each.tree.is_chain else "ddtree"
     stats.acceptance_histogram[each.acceptance.acceptance_length] += 1
     stats.trimmed_tokens += each.acceptance.acceptance_length - each.kept.acceptance_length
     stats.output_tokens += each.kept.acceptance_length
@@ -223,5 +241,6 @@ def record(sequence: Sequence, each: Round, clock: StageClock, elapsed: float) -
     for stage, seconds in clock.seconds.items():
         name = f"{stage}_s"
         setattr(stats, name, getattr(stats, name) + seconds)
-    if sequence.drafts and each.tree.num_drafted == 0 and each.finish is None and stats.reason is None:
+    wanted = sequence.drafts and sequence.tree_budget > 0
+    if wanted and each.tree.num_drafted == 0 and each.finish is None and stats.reason is None:
         stats.reason = "past the drafter's own context limit: plain decoding took over"

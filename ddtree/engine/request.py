@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -42,6 +42,10 @@ class TokenGrammar(Protocol):
         ...
 
 
+AUTO: Literal["auto"] = "auto"  # the tree budget that is chosen each round by cost
+TreeBudget = int | Literal["auto"]
+
+
 @dataclass(frozen=True)
 class Request:
     """What to generate. `seed` is always concrete: whoever builds the request draws one if the user gave none."""
@@ -51,7 +55,7 @@ class Request:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     seed: int = 0
     choice_index: int = 0
-    tree_budget: int = 0
+    tree_budget: TreeBudget = 0
     eos_token_ids: frozenset[int] = frozenset()  # empty under ignore_eos
     stop_token_ids: frozenset[int] = frozenset()
     watcher: TokenWatcher | None = None
@@ -67,11 +71,12 @@ class RequestStats:
     prefill emits.
     """
 
-    tree_budget: int = 0  # the budget that was in force
+    tree_budget: TreeBudget = 0  # the budget that was in force
     block_size: int | None = None  # None without a drafter
     mode: str = "target_only"  # ddtree | chain | target_only
     reason: str | None = None  # why the mode is not what was asked for
     decode_rounds: int = 0
+    plain_rounds: int = 0  # those that verified the root alone
     nodes_verified: int = 0  # drafted nodes verified, roots excluded
     trimmed_tokens: int = 0  # accepted or bonus tokens cut by a stop or by max_tokens
     acceptance_histogram: Counter[int] = field(default_factory=Counter)  # acceptance length -> rounds, bonus included
@@ -85,6 +90,12 @@ class RequestStats:
     commit_s: float = 0.0
     decode_s: float = 0.0  # wall time of the decode rounds
     ttft_s: float | None = None  # submit to first token, queueing included
+    # What the auto budget decided by, summed over rounds; all 0 with a pinned one.
+    probe_rounds: int = 0  # drafted to see whether speculation would pay again
+    predicted_tokens: float = 0.0
+    predicted_s: float = 0.0  # of the rounds, by the cost model
+    predicted_plain_s: float = 0.0  # of plain decoding for as many tokens
+    trust_offset: float = 0.0  # learnt from this request: what its text adds to a draft's log-odds
 
     @property
     def accepted_tokens(self) -> int:
@@ -97,6 +108,11 @@ class RequestStats:
         if not self.decode_rounds:
             return None
         return sum(length * count for length, count in self.acceptance_histogram.items()) / self.decode_rounds
+
+    @property
+    def predicted_speedup(self) -> float | None:
+        """Over plain decoding, by the cost model and the calibrated probabilities; None where nothing was predicted."""
+        return self.predicted_plain_s / self.predicted_s if self.predicted_s > 0 else None
 
     @property
     def tokens_per_second(self) -> float | None:

@@ -21,7 +21,7 @@ class Facts:
 
     max_context: int
     vocab_size: int
-    default_tree_budget: int = 0
+    default_tree_budget: int | str = 0  # "auto": chosen each round by cost
     max_tree_budget: int = 1024
     block_size: int | None = None
     device: str = "cpu"

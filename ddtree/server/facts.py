@@ -8,7 +8,7 @@ import sys
 from ddtree.server.batch import Facts
 
 
-def facts_of(engine, default_tree_budget: int) -> Facts:
+def facts_of(engine, default_tree_budget: int | str) -> Facts:
     """The facts of an engine.engine.Engine."""
     model, config = engine.target.model, engine.config
     # "cuda" and "cuda:0" are the same place; the parameters know which.

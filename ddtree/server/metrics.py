@@ -100,10 +100,11 @@ class Metrics:
         if stats.ttft_s is not None:
             self._label(self._queue).observe(max(stats.ttft_s - stats.prefill_s, 0))
         self._label(self._rounds).inc(stats.decode_rounds)
-        self._label(self._budget).observe(stats.tree_budget)
+        if isinstance(stats.tree_budget, int):
+            self._label(self._budget).observe(stats.tree_budget)
         if not stats.nodes_verified:
             return
-        self._label(self._drafts).inc(stats.decode_rounds)
+        self._label(self._drafts).inc(stats.decode_rounds - stats.plain_rounds)
         self._label(self._draft_tokens).inc(stats.nodes_verified)
         self._label(self._accepted).inc(stats.accepted_tokens)
         self._label(self._nodes).observe(stats.nodes_verified / stats.decode_rounds)

@@ -88,9 +88,11 @@ def prepare(body: Generation, prompts: Sequence[Prompt], text: Text, facts: Fact
     return Prepared(tuple(requests), tuple(prompts), seed, body.tree_budget)
 
 
-def _budget(body: Generation, facts: Facts) -> int:
-    if body.tree_budget is None or body.tree_budget == "auto":
+def _budget(body: Generation, facts: Facts) -> int | str:
+    if body.tree_budget is None:
         return facts.default_tree_budget
+    if body.tree_budget == "auto":
+        return "auto"
     if body.tree_budget > ABSURD_TREE_BUDGET:
         raise InvalidRequest(
             f"tree_budget must lie in 0 ... {ABSURD_TREE_BUDGET} (above this server's maximum of {facts.max_tree_budget} it is "

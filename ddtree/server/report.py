@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from ddtree.engine.request import RequestStats
+from ddtree.engine.request import AUTO, RequestStats
 
 TreeBudget = int | str | None
 
@@ -21,14 +21,16 @@ def ddtree_object(stats: Sequence[RequestStats], requested: TreeBudget, seed: in
     decode_s = _total(stats, "decode_s")
     after_first = sum(max(each.output_tokens - 1, 0) for each in stats)
     ttfts = [each.ttft_s for each in stats if each.ttft_s is not None]
-    lead = max(stats, key=lambda each: each.tree_budget, default=RequestStats())
+    lead = max(stats, key=lambda each: (each.tree_budget == AUTO, each.nodes_verified), default=RequestStats())
     return {
         "mode": lead.mode,
         "reason": next((each.reason for each in stats if each.reason), None),
         "block_size": lead.block_size,
         "tree_budget": lead.tree_budget,
         "tree_budget_requested": requested,
+        "auto": auto_object(stats),
         "decode_rounds": rounds,
+        "plain_rounds": _total(stats, "plain_rounds"),
         "nodes_verified": _total(stats, "nodes_verified"),
         "accepted_tokens": _total(stats, "accepted_tokens"),
         "trimmed_tokens": _total(stats, "trimmed_tokens"),
@@ -42,6 +44,28 @@ def ddtree_object(stats: Sequence[RequestStats], requested: TreeBudget, seed: in
         "tokens_per_second": _ratio(after_first, decode_s) if after_first else None,
         "cached_tokens": _total(stats, "cached_tokens"),
         "seed": seed,
+    }
+
+
+def auto_object(stats: Sequence[RequestStats]) -> dict | None:
+    """How the auto budget decided and by what: the cost model's times, the tokens that it expected. None with a pinned one.
+
+    `trust_offset`: what this request's own text taught, added to the log-odds of every draft (mean over the choices).
+    """
+    chosen = [each for each in stats if each.tree_budget == AUTO]
+    if not chosen:
+        return None
+    rounds, tokens, seconds, plain_s = (
+        _total(chosen, name) for name in ("decode_rounds", "predicted_tokens", "predicted_s", "predicted_plain_s")
+    )
+    return {
+        "predicted_speedup": _ratio(plain_s, seconds),
+        "predicted_acceptance_length": _ratio(tokens, rounds),
+        "mean_nodes": _ratio(_total(chosen, "nodes_verified"), rounds),
+        "round_ms": _ms(seconds / rounds) if rounds else None,
+        "plain_round_ms": _ms(plain_s / tokens) if tokens else None,
+        "probe_rounds": _total(chosen, "probe_rounds"),
+        "trust_offset": round(_total(chosen, "trust_offset") / len(chosen), 4),
     }
 
 

@@ -43,6 +43,11 @@ class DraftTree:
             scores=np.zeros(1, dtype=np.float32),
         )
 
+    def first(self, num_drafted: int) -> DraftTree:
+        """The tree of the best `num_drafted` nodes: a prefix, since parents precede children."""
+        end = num_drafted + 1
+        return DraftTree(self.token_ids[:end], self.parents[:end], self.depths[:end], self.scores[:end])
+
     def take(self, nodes: np.ndarray) -> DraftTree:
         """The tree of these nodes alone, ascending, the root among them, each with its parent."""
         places = np.full(self.num_nodes, -1, dtype=np.int32)
@@ -58,6 +63,11 @@ class DraftTree:
         for row, parent in zip(rows[1:], self.parents[1:].tolist(), strict=True):
             np.logical_or(row, rows[parent], out=row)
         return mask
+
+    @property
+    def is_chain(self) -> bool:
+        """Every node but the last has one child."""
+        return bool((self.parents == np.arange(-1, self.num_drafted)).all())
 
     def children(self, node: int) -> np.ndarray:
         """Indices of the node's children, best first."""

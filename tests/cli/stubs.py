@@ -46,6 +46,7 @@ def install(patch, engine, tokenizer=None, source=SOURCE):
     for module in (ddtree.cli.chat, ddtree.cli.generate, ddtree.cli.serve):
         patch(module, "find", lambda args: (source, tokenizer or ByteTokenizer()))
         patch(module, "load", lambda args, source: engine)
+    patch(ddtree.cli.serve, "start", lambda source, engine, say: None)  # no rounds to time
 
 
 if __name__ == "__main__":

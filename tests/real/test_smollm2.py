@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddtree.engine.calibrate import acceptance_at, choose_budget
+from ddtree.budget.card import acceptance_at, best_budget
 from ddtree.sampling.params import SamplingParams
 
 pytestmark = pytest.mark.real
@@ -63,12 +63,11 @@ def test_budgets_alternate_within_a_conversation(pair):
         history.append({"role": "assistant", "content": pair.tokenizer.decode(list(plain))})
 
 
-def test_default_budget_comes_from_the_card(pair):
-    """With the shipped card a machine whose small trees are cheap drafts, one whose trees are dear does not."""
+def test_the_first_impression_comes_from_the_card(pair):
+    """With the shipped card a machine whose small trees are cheap prefers them, one whose rows are free a large one."""
     from ddtree.cli.loaded import acceptance_of
 
     card = acceptance_of(pair.source.drafter)
     assert 2 < acceptance_at(card["0"], 8) < acceptance_at(card["0"], 64)
-    cheap = choose_budget({0: 1.0, 4: 1.3, 16: 1.5}, card)
-    assert cheap.budget in (4, 16) and cheap.speedup[cheap.budget] > 1.2
-    assert choose_budget({0: 1.0, 4: 4.0, 16: 9.0}, card).budget == 0
+    assert best_budget(card["0"], lambda budget: 1.3 + 0.1 * budget) in (4, 8)
+    assert best_budget(card["0"], lambda budget: 1.3 + 0.001 * budget) == 64

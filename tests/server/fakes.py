@@ -121,7 +121,8 @@ class ScriptEngine:
         return Emission(request_id, tuple(kept), finish.finish_reason, finish.stop_reason, stats=stats)
 
     def _stats(self, request, output, before, size):
-        stats = RequestStats(tree_budget=min(request.tree_budget, 1024), block_size=8, output_tokens=output)
+        budget = request.tree_budget if request.tree_budget == "auto" else min(request.tree_budget, 1024)
+        stats = RequestStats(tree_budget=budget, block_size=8, output_tokens=output)
         rounds = -(-(output - 1) // self.step_size)
         stats.decode_rounds = rounds
         if rounds:

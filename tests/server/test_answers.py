@@ -153,7 +153,7 @@ def test_sampling_reaches_the_engine(client):
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.0, 0.5, 0, 0.1)
 
 
-BUDGETS = [(None, 16), ("auto", 16), (0, 0), (1, 1), (1024, 1024), (5000, 1024), (2**16, 1024)]
+BUDGETS = [(None, 16), ("auto", "auto"), (0, 0), (1, 1), (1024, 1024), (5000, 1024), (2**16, 1024)]
 
 
 @pytest.mark.parametrize(("asked", "effective"), BUDGETS)
@@ -168,7 +168,8 @@ def test_ddtree_object(client):
     assert "NaN" not in text and "Infinity" not in text
     ddtree = json.loads(text)["ddtree"]
     assert set(ddtree) == {
-        *("mode", "reason", "block_size", "tree_budget", "tree_budget_requested", "decode_rounds", "nodes_verified"),
+        *("mode", "reason", "block_size", "tree_budget", "tree_budget_requested", "auto", "decode_rounds", "plain_rounds"),
+        "nodes_verified",
         *("accepted_tokens", "trimmed_tokens", "mean_acceptance_length", "acceptance_histogram", "output_tokens"),
         *("prefill_ms", "draft_ms", "verify_ms", "ttft_ms", "tokens_per_second", "cached_tokens", "seed"),
     }

@@ -1,0 +1,236 @@
+"""What rounds cost on this machine: timed at start-up, kept on disk, and checked cheaply at the next start.
+
+One synthetic sequence serves all measurements; its budget changes between rounds, and the passes go through all budgets in
+turn, so that a drift of the machine hits all alike.
+"""
+
+from __future__ import annotations
+
+import logging
+import platform
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from contextlib import contextmanager
+
+import torch
+
+from ddtree.budget.card import Card, acceptance_at
+from ddtree.budget.cost import CostModel, Curve
+from ddtree.budget.store import CostStore
+from ddtree.engine.auto import AutoBudget
+from ddtree.engine.engine import Engine
+from ddtree.engine.request import Request
+
+logger = logging.getLogger("ddtree")
+
+PROBE_BUDGETS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+PASSES = 3
+CHECK_BUDGET = 8
+CHECK_ROUNDS = 3
+TOLERANCE = 0.3  # in log seconds, of a stored ratio; what a busy machine does to a few rounds stays below it
+HEADROOM = 1.5  # on the card's best acceptance length: rounds that even this could not pay for need no measuring
+TOO_SLOW = 0.8  # of the best speedup so far; costs only rise from there
+
+
+class Bench:
+    """A running synthetic sequence whose rounds can be timed at any budget."""
+
+    def __init__(self, engine: Engine, most_nodes: int):
+        room = engine.config.max_context
+        prompt = tuple((7 * i + 3) % engine.vocab_size for i in range(max(min(64, room // 2), 1)))
+        self.engine = engine
+        self.request_id = engine.add(Request(prompt, room - len(prompt), tree_budget=most_nodes))
+        while engine.running_or_none(self.request_id) is None or not engine.running(self.request_id).num_emitted:
+            engine.step()
+        self.sequence = engine.running(self.request_id)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the context has room for another round."""
+        return self.engine.running_or_none(self.request_id) is not None
+
+    def round(self, budget: int) -> Timing:
+        """One decode round with at most `budget` nodes."""
+        self.sequence.tree_budget = min(budget, self.engine.config.max_tree_budget)
+        stats = self.sequence.stats
+        before = (stats.nodes_verified, stats.verify_s, stats.draft_s, stats.decode_s)
+        self.engine.step()
+        after = (stats.nodes_verified, stats.verify_s, stats.draft_s, stats.decode_s)
+        nodes, verify_s, draft_s, total_s = (b - a for a, b in zip(before, after, strict=True))
+        return Timing(1 + nodes, verify_s, draft_s, total_s)
+
+
+class Timing:
+    """One round: rows verified, and seconds."""
+
+    def __init__(self, num_rows: int, verify_s: float, draft_s: float, total_s: float):
+        self.num_rows, self.verify_s, self.draft_s, self.total_s = num_rows, verify_s, draft_s, total_s
+
+    @property
+    def rest_s(self) -> float:
+        return max(self.total_s - self.verify_s - self.draft_s, 0.0)
+
+
+@contextmanager
+def benching(engine: Engine, most_nodes: int):
+    """A Bench; the engine is idle again afterwards, and has learnt nothing from it."""
+    auto, engine.auto = engine.auto, None
+    bench = None
+    try:
+        bench = Bench(engine, most_nodes)
+        yield bench
+    finally:
+        if bench is not None:
+            engine.abort(bench.request_id)
+        engine.auto = auto
+
+
+def measure_rounds(
+    engine: Engine, row: dict[str, float], budgets: Iterable[int], passes: int = PASSES, limit_s: float = 8.0, clock=time.perf_counter
+) -> dict[int, float]:
+    """Median seconds of one decode round per budget, 0 included; ends after `limit_s`, with what it has by then.
+
+    `row`: a card's acceptance lengths by budget. The ladder ends where a budget is hopeless on the first pass.
+    """
+    budgets, deadline = tuple(budgets), clock() + limit_s
+    with benching(engine, max(budgets)) as bench:
+
+        def round_at(budget: int) -> float:
+            started = clock()
+            bench.round(budget)
+            return clock() - started
+
+        for budget in (0, budgets[0], 0):
+            round_at(budget)  # warm up
+        times: dict[int, list[float]] = {0: [min(round_at(0), round_at(0))]}
+        best = 1.0
+        for budget in budgets:
+            times[budget] = [round_at(budget)]
+            speedup = acceptance_at(row, budget) * times[0][0] / times[budget][0]
+            best = max(best, speedup)
+            if speedup < TOO_SLOW * best or clock() > deadline:
+                break
+        for _ in range(passes - 1):
+            for budget, values in times.items():
+                if clock() > deadline:
+                    break
+                values.append(round_at(budget))
+    return {budget: statistics.median(values) for budget, values in times.items()}
+
+
+def measure_costs(
+    engine: Engine, card: Card, limit_s: float = 8.0, passes: int = PASSES, clock=time.perf_counter
+) -> tuple[CostModel, bool]:
+    """A cost model from timed rounds, and whether the time sufficed for all of them."""
+    deadline = clock() + limit_s
+    limit = engine.config.max_tree_budget
+    budgets = [budget for budget in PROBE_BUDGETS if budget <= limit] or [limit]
+    most_accepted = HEADROOM * max(max(row.values()) for row in card.values())
+    timings: dict[int, list[Timing]] = defaultdict(list)
+    with benching(engine, max(budgets)) as bench:
+        for budget in (0, budgets[0], 0):
+            bench.round(budget)  # warm up
+        whole = False  # one pass at least went through all budgets
+        for number in range(passes):
+            for budget in [0, *budgets]:
+                enough = len(timings) > 2 or number > 0
+                if not bench.alive or (enough and clock() > deadline):
+                    break
+                timings[budget].append(bench.round(budget))
+                if budget and timings[budget][0].total_s > most_accepted * timings[0][0].total_s:
+                    budgets = [known for known in budgets if known <= budget]
+                    break
+            else:
+                whole = True
+            whole = whole or len(timings) > len(budgets)
+    if not whole:
+        logger.info("the time did not suffice to measure rounds of all sizes: the next start measures again")
+    return fitted(engine, timings), whole
+
+
+def fitted(engine: Engine, timings: dict[int, list[Timing]]) -> CostModel:
+    """The least of what was timed, by rows and by slots: whatever else a machine does only adds to it."""
+    verify, draft, plain, drafting = defaultdict(list), defaultdict(list), [], []
+    for budget, found in timings.items():
+        for timing in found:
+            verify[timing.num_rows].append(timing.verify_s)
+            if not budget:
+                plain.append(timing.rest_s)
+                continue
+            draft[num_slots(engine, budget)].append(timing.draft_s)
+            drafting.append(timing.rest_s)
+    knots = {rows: max(min(seconds), 1e-9) for rows, seconds in verify.items()}
+    slots = {count: max(min(seconds), 1e-9) for count, seconds in draft.items()}
+    buckets = tuple(getattr(engine.target, "row_buckets", ()))
+    return CostModel(Curve(knots, buckets), Curve(slots), statistics.median(plain), statistics.median(drafting))
+
+
+def num_slots(engine: Engine, budget: int) -> int:
+    """Block rows that a pinned budget drafts."""
+    if getattr(engine.drafter, "shrinkable_block", False):
+        return min(budget + 1, engine.block_size)
+    return engine.block_size
+
+
+def still_holds(engine: Engine, cost: CostModel) -> bool:
+    """A few rounds against a stored model: is the shape the same? Sets its scale to what the machine does now."""
+    budget = min(CHECK_BUDGET, engine.config.max_tree_budget)
+    plain, drafting = [], []
+    with benching(engine, budget) as bench:
+        for kind in (0, budget):
+            bench.round(kind)
+        for _ in range(CHECK_ROUNDS):
+            if not bench.alive:
+                break
+            plain.append(bench.round(0))
+            if bench.alive:
+                drafting.append(bench.round(budget))
+    if not plain or not drafting:
+        return True  # a context too short to measure in
+    plain_s = statistics.median(timing.total_s for timing in plain)
+    round_s = statistics.median(timing.total_s for timing in drafting)
+    known_s = cost.round_s(drafting[0].num_rows, num_slots(engine, budget))
+    log = torch.tensor([plain_s / cost.plain_s(), round_s / known_s], dtype=torch.float64).log()
+    cost.log_scale = float(log.mean())
+    return abs(float(log[1] - log[0])) <= TOLERANCE
+
+
+def start_auto(
+    engine: Engine, card: Card, store: CostStore | None = None, names: dict[str, str] | None = None, limit_s: float = 8.0
+) -> AutoBudget:
+    """Let the engine take requests of `tree_budget` "auto": with costs from the store if they still hold, else measured.
+
+    Args:
+        card: mean acceptance lengths, temperature -> budget -> length.
+        names: what else tells one measurement from another, such as the files of the model.
+    """
+    facts = facts_of(engine) | (names or {})
+    cost = store.load(facts) if store else None
+    if cost is not None and not still_holds(engine, cost):
+        logger.info("rounds no longer cost what they did: measuring anew")
+        cost = None
+    if cost is None:
+        cost, whole = measure_costs(engine, card, limit_s)
+        if store and whole:
+            store.save(facts, cost)
+    shrinkable = bool(getattr(engine.drafter, "shrinkable_block", False))
+    engine.auto = AutoBudget(cost, engine.block_size, card, engine.config.max_tree_budget, shrinkable)
+    return engine.auto
+
+
+def facts_of(engine: Engine) -> dict[str, object]:
+    """What the costs of rounds depend on, beside the model's name."""
+    model, device = getattr(engine.target, "model", None), getattr(engine.target, "device", torch.device("cpu"))
+    on_gpu = device.type == "cuda"
+    return {
+        "machine": f"{platform.node()} {platform.machine()}",
+        "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
+        "dtype": str(getattr(model, "dtype", "")).removeprefix("torch."),
+        "threads": 0 if on_gpu else torch.get_num_threads(),
+        "torch": torch.__version__,
+        "block_size": engine.block_size,
+        "max_tree_budget": engine.config.max_tree_budget,
+        "parameters": sum(p.numel() for p in model.parameters()) if model is not None else 0,
+    }
