@@ -32,7 +32,7 @@ def create_app(worker: WorkerLike, tokenizer: Tokenizer, settings: ServerSetting
         yield
         handlers.close()
 
-    # Bodies are read by hand (strict JSON, size limit), so a generated schema would say nothing: no docs pages.
+    # Bodies are read by hand (strict JSON, size limit), so a generated schema would say nothing; ours is in openapi.py.
     app = FastAPI(title="ddtree", version=__version__, lifespan=lifespan, openapi_url=None)
     errors.install(app)
     routes = [
@@ -49,6 +49,7 @@ def create_app(worker: WorkerLike, tokenizer: Tokenizer, settings: ServerSetting
         ("GET", "/version", handlers.version),
         ("GET", "/stats", handlers.stats),
         ("GET", "/metrics", handlers.metrics),
+        ("GET", "/openapi.json", handlers.openapi),
     ]
     for method, path, handler in routes:
         app.add_api_route(path, handler, methods=[method], response_model=None)

@@ -20,6 +20,7 @@ from ddtree.server.errors import ClientGone, InvalidRequest, ModelNotFound, show
 from ddtree.server.messages import CountTokensRequest, MessagesRequest, tokenize_of
 from ddtree.server.messages import chat_of as messages_chat
 from ddtree.server.messages_wire import MessagesWire
+from ddtree.server.openapi import document
 from ddtree.server.prepare import Prepared, Prompt, completion_prompts, prepare
 from ddtree.server.protocol import (
     ChatRequest,
@@ -152,6 +153,10 @@ class Handlers:
                 **known,
             }
         )
+
+    async def openapi(self) -> Response:
+        """GET /openapi.json"""
+        return JSONResponse(document())
 
     async def metrics(self) -> Response:
         """GET /metrics: Prometheus text."""
