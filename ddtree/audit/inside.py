@@ -19,7 +19,7 @@ from ddtree.engine.request import Request
 
 INSPECTED_PROMPTS = 2
 INSPECTED_ROUNDS = 3
-FEWER_ROUNDS = 2  # of the looks after the first two
+FEWER_ROUNDS = 1  # of the looks after the first two
 INSPECTED_BUDGET = 48  # larger trees show nothing that this one does not, and take longer
 LONG_CONTEXT = 280  # tokens before the rounds that are looked at last
 LONG_ANSWER = 16
@@ -83,7 +83,10 @@ class Inside:
         audit.say(f"inspecting rounds of {' beside '.join(prompt.label for prompt in prompts)}")
         drafter = None
         if long_paths:
-            plain = [audit.generate(replace(request, tree_budget=0)) for request in requests]
+            plain = [
+                audit.answers.get((prompt, request.sampling.temperature)) or audit.generate(replace(request, tree_budget=0))
+                for prompt, request in chosen
+            ]
             if None in plain:
                 return
             scripts = [[*request.prompt_token_ids, *answer] for request, answer in zip(requests, plain, strict=True)]

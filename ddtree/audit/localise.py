@@ -23,6 +23,7 @@ from ddtree.audit.watch import Record, watched
 from ddtree.engine.request import Request
 
 MOST_ROUNDS = 6
+MOST_FRESH = 4  # prefills kept: two for each of two requests side by side
 
 
 @dataclass
@@ -43,7 +44,7 @@ class Inspector:
     def __init__(self, engine, near_tie: float = 0.0) -> None:
         self.engine, self.near_tie = engine, near_tie
         self.model = engine.target.model
-        self._fresh: tuple[list[int], object, object] | None = None  # tokens, their forward, their cache
+        self._fresh: dict[tuple[int, ...], tuple] = {}  # tokens -> their forward, their cache; the last few
 
     @torch.inference_mode()
     def run(self, requests: Sequence[Request], drafter=None, most_rounds: int = MOST_ROUNDS, skip: int = 0) -> Inspection:
@@ -105,6 +106,9 @@ class Inspector:
 
     def _prefilled(self, token_ids: list[int]):
         """A fresh prefill of the tokens: its forward and its cache. One round's end is the next one's beginning."""
-        if self._fresh is None or self._fresh[0] != token_ids:
-            self._fresh = (token_ids, *run_alone(self.model, token_ids, commit=True))
-        return self._fresh[1:]
+        key = tuple(token_ids)
+        if key not in self._fresh:
+            while len(self._fresh) >= MOST_FRESH:
+                self._fresh.pop(next(iter(self._fresh)))
+            self._fresh[key] = run_alone(self.model, token_ids, commit=True)
+        return self._fresh[key]

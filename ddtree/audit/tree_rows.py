@@ -15,8 +15,7 @@ from ddtree.audit.findings import TARGET, TREE, Fault
 from ddtree.audit.observe import KEYS, OUTPUT, VALUES, Forward, Stage, rerun, run_after, run_alone
 from ddtree.audit.watch import Record
 
-MOST_LEAVES = 8  # paths run alone per round
-MOST_PERTURBED = 6  # nodes whose token is changed per round
+MOST_LEAVES = 6  # paths run alone per round
 MOST_SUSPECTS = 48  # nodes tried when one node is known to be wrong
 LABELS = {
     "recurrent": "recurrent state", "self_attn": "attention", "mixer": "attention", "mlp": "MLP",
@@ -161,15 +160,30 @@ class TreeRows:
         return self.leak()
 
     def leak(self) -> Fault | None:
-        """Change one node's token: nothing but its descendants may move, by a bit or by more."""
-        for node in self._spread(range(1, self.tree.num_nodes), MOST_PERTURBED):
-            changed = self._perturbed(node)
-            for stage, rows in self._moves(changed).items():
-                for other in rows:
-                    if node not in path_to(other, self.tree.parents):
-                        return Fault(
-                            TARGET, f"{label(stage, self.live)}: {relation(node, other, self.tree.parents)} leaks into node {other}"
-                        )
+        """Change every node outside a path at once: nothing on the path may move, by more than rounding."""
+        leaves = self._leaves()
+        for leaf in dict.fromkeys((leaves[0], leaves[-1])):
+            path = path_to(leaf, self.tree.parents)
+            others = [node for node in range(1, self.tree.num_nodes) if node not in path]
+            if not others:
+                continue
+            for stage, rows in self._moves(self._perturbed(*others)).items():
+                moved_rows = [row for row in rows if row in path]
+                if moved_rows:
+                    found = self._leaking(stage, moved_rows[0])
+                    where = f"{label(stage, self.live)}: node {moved_rows[0]} depends on nodes outside its path"
+                    return found or Fault(TARGET, f"{where}, on none of them alone")
+        return None
+
+    def _leaking(self, stage: Stage, node: int, error: float | None = None) -> Fault | None:
+        """The one node outside `node`'s path that moves it, siblings first."""
+        parents = self.tree.parents
+        suspects = [other for other in range(1, self.tree.num_nodes) if other not in path_to(node, parents)]
+        suspects.sort(key=lambda other: (parents[other] != parents[node], abs(other - node)))
+        for other in suspects[:MOST_SUSPECTS]:
+            if node in self._moves(self._perturbed(other)).get(stage, ()):
+                where = f"{label(stage, self.live)}: {relation(other, node, parents)} leaks into node {node}"
+                return Fault(TARGET, where, measured=error)
         return None
 
     def _explain(self, stage: Stage, node: int, error: float, errors) -> Fault:
@@ -180,11 +194,9 @@ class TreeRows:
                 where = f"{name}: node {node}'s are not what its path alone computes (its values agree): their norm, not their position"
             return Fault(TARGET, where, measured=error)
         path = path_to(node, parents)
-        suspects = [other for other in range(1, self.tree.num_nodes) if other not in path]
-        suspects.sort(key=lambda other: (parents[other] != parents[node], abs(other - node)))
-        for other in suspects[:MOST_SUSPECTS]:
-            if node in self._moves(self._perturbed(other)).get(stage, ()):
-                return Fault(TARGET, f"{name}: {relation(other, node, parents)} leaks into node {node}", measured=error)
+        leak = self._leaking(stage, node, error)
+        if leak is not None:
+            return leak
         for other in path[1:-1]:
             if node not in self._moves(self._perturbed(other)).get(stage, ()):
                 return Fault(TARGET, f"{name}: node {node} does not see its ancestor {other}", measured=error)
@@ -199,11 +211,12 @@ class TreeRows:
         held = self.live.parts[stage][node]
         return float(row_errors(held.norm(dim=-1)[None], due.norm(dim=-1)[None])[0]) <= tolerance(self.dtype)
 
-    def _perturbed(self, node: int) -> Forward:
-        tokens = self.live.rows.token_ids.clone()
-        tokens[node] = (tokens[node] + 1 + tokens.sum()) % self.model.config.vocab_size
-        if tokens[node] == self.live.rows.token_ids[node]:
-            tokens[node] = (tokens[node] + 1) % self.model.config.vocab_size
+    def _perturbed(self, *nodes: int) -> Forward:
+        """The rows with other tokens at `nodes`."""
+        tokens, vocabulary = self.live.rows.token_ids.clone(), self.model.config.vocab_size
+        shift = 1 + int(tokens.sum()) % (vocabulary - 1)  # never a whole turn
+        index = torch.as_tensor(nodes, device=tokens.device)
+        tokens[index] = (tokens[index] + shift) % vocabulary
         return rerun(self.model, self.live.rows, self._cache, tokens)
 
     def _moves(self, changed: Forward) -> dict[Stage, list[int]]:
