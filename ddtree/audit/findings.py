@@ -10,8 +10,8 @@ SOUND, FAULTY, UNINSPECTED, NONE = "sound", "faulty", "not_inspected", "none"  #
 EXIT_MISMATCH, EXIT_DRAFTER = 1, 3  # 2 is a command line that cannot be run
 
 # Which kind of part is to blame.
-TARGET, COMMIT, DRAFTER, STOP, PROMPT, TREE, CHOICE = (
-    "target", "commit", "drafter", "stop", "prompt", "tree", "choice",
+TARGET, COMMIT, DRAFTER, STOP, PROMPT, TREE, CHOICE, COUNTS = (
+    "target", "commit", "drafter", "stop", "prompt", "tree", "choice", "counts",
 )  # fmt: skip
 
 

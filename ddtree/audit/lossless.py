@@ -14,6 +14,7 @@ from ddtree.audit.borrowed import drafting_with, generate_together
 from ddtree.audit.drafters import ignorant, knowing
 from ddtree.audit.drafting import DrafterAudit
 from ddtree.audit.findings import (
+    COUNTS,
     MISMATCH,
     NEAR_TIE,
     PROMPT,
@@ -27,6 +28,7 @@ from ddtree.audit.findings import (
 from ddtree.audit.inside import Inside
 from ddtree.audit.noise import Noise, measure_noise, rescored
 from ddtree.audit.prompts import Prompt, prompt_fault
+from ddtree.audit.stopping import StopWatcher, count_fault, stop_string_fault
 from ddtree.engine.request import Request
 from ddtree.sampling.params import SamplingParams
 
@@ -118,7 +120,8 @@ class Audit:
             self._against(
                 prompt, request, plain, budget, lambda: ignorant(vocabulary, block, index), f"budget {budget}, wrong drafter"
             )
-            self._forged_stop(prompt, request, plain, budget, lambda: knowing(scripts, vocabulary, block, index))
+            for forge in (self._forged_stop, self._stop_string):
+                forge(prompt, request, plain, budget, lambda: knowing(scripts, vocabulary, block, index))
         if self.reference is not None and not temperature:
             self._against_reference(prompt, request, plain)
 
@@ -146,6 +149,9 @@ class Audit:
             return None
         if drafter is None and request.tree_budget:
             self.lengths.setdefault(request.tree_budget, Counter()).update(emission.stats.acceptance_histogram)
+        miscounted = count_fault(emission.stats, len(emission.token_ids))
+        if miscounted:
+            self.result.add(Fault(COUNTS, miscounted, prompt_id, request.tree_budget))
         return list(emission.token_ids)
 
     def _measure(self, prompt: Prompt, plain: list[int]) -> None:
@@ -178,6 +184,16 @@ class Audit:
                 expected = plain[: plain.index(stop) + 1]
                 kind = "watched stop" if by_text else "stop"
                 self._compare(prompt, forged, expected, tokens, f"budget {budget}, {kind} at token {stop}", drafter)
+
+    def _stop_string(self, prompt: Prompt, request: Request, plain: list[int], budget: int, drafter) -> None:
+        """The same by text, through the watcher that servers use."""
+
+        def run(watcher):
+            return self.generate(replace(request, tree_budget=budget, watcher=watcher), drafter(), prompt.id)
+
+        found = stop_string_fault(self.tokenizer, plain, request.eos_token_ids, run)
+        if found:
+            self.result.add(Fault(STOP, found, prompt.id, budget))
 
     def _against_reference(self, prompt: Prompt, request: Request, plain: list[int]) -> None:
         tokens = self.reference(prompt.token_ids, request.max_tokens)
@@ -277,13 +293,3 @@ class Audit:
         if position >= len(tokens):
             return "(ended)"
         return repr(self.tokenizer.decode([tokens[position]], skip_special_tokens=False))
-
-
-class StopWatcher:
-    """A TokenWatcher that ends the answer at a token, as one that reads text does at the token completing a stop string."""
-
-    def __init__(self, stop_id: int) -> None:
-        self.stop_id = stop_id
-
-    def feed(self, token_id: int) -> str | None:
-        return "stop" if token_id == self.stop_id else None

@@ -11,7 +11,16 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from ddtree.audit.findings import MISMATCH, NEAR_TIE, PROMPT, Divergence, Fault, Result, first_difference
+from ddtree.audit.findings import (
+    COUNTS,
+    MISMATCH,
+    NEAR_TIE,
+    PROMPT,
+    Divergence,
+    Fault,
+    Result,
+    first_difference,
+)
 from ddtree.audit.lossless import GROUP, Plan
 from ddtree.audit.prompts import CHAT, RAW, Prompt, prompt_fault
 from ddtree.audit.served_checks import count_fault, prompt_faults, stop_piece, stream_fault
@@ -76,7 +85,7 @@ class ServedAudit:
             if found is not None:
                 plain[case] = found
         self._side_by_side(plain)
-        for budget, counts in sorted(self.lengths.items()):
+        for budget, counts in sorted(self.lengths.items(), key=lambda item: (item[0] == "auto", item[0])):
             rounds = sum(counts.values())
             if rounds:
                 result.acceptance_length[str(budget)] = round(sum(n * count for n, count in counts.items()) / rounds, 3)
@@ -134,7 +143,7 @@ class ServedAudit:
         )
         fault = count_fault(answer)
         if fault:
-            self._book("counts", f"{fault}, budget {budget}", case, budget)
+            self._book(COUNTS, f"{fault}, budget {budget}", case, budget)
         if budget and not changes:
             self.lengths.setdefault(budget, Counter()).update(answer.histogram)
         return answer
@@ -219,7 +228,7 @@ class ServedAudit:
             where = f"{name}: it ended by {other.finish_reason}, plain decoding by {plain.finish_reason}"
             self._book(kind or "stop", where, case, budget)
         elif None not in (plain.output_tokens, other.output_tokens) and plain.output_tokens != other.output_tokens:
-            self._book("counts", f"{name}: {other.output_tokens} completion tokens, expected {plain.output_tokens}", case, budget)
+            self._book(COUNTS, f"{name}: {other.output_tokens} completion tokens, expected {plain.output_tokens}", case, budget)
 
     def _diverged(self, case: Case, left, right, position: int, by_ids: bool, budget: int, name: str) -> None:
         margin, verdict = None, MISMATCH

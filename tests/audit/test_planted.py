@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from ddtree.audit.lossless import Plan
+from ddtree.audit.stopping import stop_string_fault
 from ddtree.caches.kv import KVCache
 from ddtree.caches.model_cache import ModelCache
 from ddtree.caches.recurrent import RecurrentCache
@@ -17,10 +18,13 @@ from ddtree.models.dflash import DFlash
 from ddtree.models.layers import RMSNorm, RotaryEmbedding
 from ddtree.models.moe import MoE
 from ddtree.models.registry import load_target
+from ddtree.text import Tokenizer
+from ddtree.text.stops import StopStrings
 from tests.audit.pairs import audited, engine_of
 from tests.models.qwens import EXPERTS
 from tests.models.qwens import reference as qwen_reference
 from tests.models.tiny import reference
+from tests.text.conftest import KINDS
 
 PLAN = Plan(budgets=(0, 12), max_tokens=14)
 
@@ -268,3 +272,32 @@ def test_packed_requests_are_fed_each_others_features(llama, monkeypatch):
     result = found(engine_of(llama))
     assert result.verdict == "identical" and result.drafter == "faulty"
     assert "drafter features" in result.faults[0].where
+
+
+def test_counts_that_are_not_the_tokens(llama, monkeypatch):
+    from ddtree.engine import engine as module
+
+    sound = module.record
+
+    def generous(sequence, *rest):
+        sound(sequence, *rest)
+        sequence.stats.output_tokens += sequence.stats.decode_rounds == 2
+
+    monkeypatch.setattr(module, "record", generous)
+    assert "counts: output_tokens is" in wheres(engine_of(llama))
+
+
+def test_a_stop_string_across_tokens_is_not_matched(monkeypatch):
+    tokenizer = Tokenizer(KINDS["split_digits"]())
+    plain = tokenizer.encode("hello world and hello again, the words go on for a while", add_special_tokens=False)
+
+    def generate(watcher):
+        return plain[: next((n for n, token_id in enumerate(plain, start=1) if watcher.feed(token_id)), len(plain))]
+
+    assert stop_string_fault(tokenizer, plain, frozenset(), generate) is None
+    sound = StopStrings.feed
+    monkeypatch.setattr(
+        StopStrings, "feed", lambda self, text, *rest, **options: (text, None) if len(text) < 9 else sound(self, text, *rest, **options)
+    )
+    found = stop_string_fault(tokenizer, plain, frozenset(), generate)
+    assert "is complete with answer token" in found and "the target alone would have stopped there" in found
