@@ -1,5 +1,7 @@
 """Over HTTP, whole and streamed: every answer is the same at every budget, whatever the drafter does."""
 
+import threading
+
 import pytest
 
 from tests.scripted import EOS
@@ -125,3 +127,43 @@ def test_banned_tokens_never_come_and_wanted_ones_do(client):
     choice = answer(client, 16, logit_bias=banned, max_tokens=40)["choices"][0]
     assert not {0, 1, 2, EOS} & set(choice["token_ids"]) and len(choice["token_ids"]) == 40
     assert set(answer(client, 16, logit_bias={"8": 100}, max_tokens=9)["choices"][0]["token_ids"]) == {8}
+
+
+def test_eight_clients_at_once_each_get_what_they_get_alone(client):
+    bodies = [
+        {"prompt": [[i], [i, 3]], "temperature": 0.3 * (i % 3), "seed": i, "tree_budget": BUDGETS[i % 4], "max_tokens": 9 + i}
+        | ([{}, {"stop": "e"}, {"presence_penalty": 1.0}, {"logprobs": 1}][i % 4])
+        for i in range(8)
+    ]
+    alone = [answer(client, body["tree_budget"], **body) for body in bodies]
+    found = [None] * len(bodies)
+
+    def ask(place):
+        found[place] = answer(client, bodies[place]["tree_budget"], **bodies[place])
+
+    threads = [threading.Thread(target=ask, args=(place,)) for place in range(len(bodies))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for single, beside in zip(alone, found, strict=True):
+        assert reading(single["choices"]) == reading(beside["choices"]) and single["usage"] == beside["usage"]
+
+
+def test_a_seed_repeats_and_its_absence_varies(client):
+    sampled = {"temperature": 1.0, "max_tokens": 20, "ignore_eos": True}
+    first = answer(client, 16, **sampled)
+    again = answer(client, 1, **sampled, seed=first["ddtree"]["seed"])
+    assert again["choices"][0]["token_ids"] == first["choices"][0]["token_ids"]
+    assert len({tuple(answer(client, 16, **sampled)["choices"][0]["token_ids"]) for _ in range(3)}) > 1
+
+
+def test_a_stop_before_the_cap_wins_and_one_behind_it_does_not(client):
+    full = answer(client, 0, ignore_eos=True, max_tokens=12)["choices"][0]["token_ids"]
+    place = next(i for i in range(3, 12) if full[i] not in full[:i])
+    for budget in (1, 16, 64):
+        fields = {"ignore_eos": True, "stop_token_ids": [full[place]]}
+        ends = {cap: answer(client, budget, max_tokens=cap, **fields)["choices"][0] for cap in (place, place + 1, 12)}
+        assert [ends[cap]["finish_reason"] for cap in ends] == ["length", "stop", "stop"]
+        assert [ends[cap]["stop_reason"] for cap in ends] == [None, full[place], full[place]]
+        assert ends[12]["token_ids"] == full[: place + 1]
