@@ -65,7 +65,7 @@ class Inside:
 
     @property
     def _budget(self) -> int:
-        return min(max(self.audit.plan.drafting, default=0), INSPECTED_BUDGET)
+        return min(max(self.audit.plan.pinned, default=0), INSPECTED_BUDGET)
 
     def _chosen(self, prompts: Sequence[Prompt]) -> list[tuple[Prompt, Request]]:
         temperatures = self.audit.plan.temperatures

@@ -25,11 +25,11 @@ from ddtree.audit.findings import (
     Result,
     first_difference,
 )
-from ddtree.audit.inside import Inside
+from ddtree.audit.inside import INSPECTED_BUDGET, Inside
 from ddtree.audit.noise import Noise, measure_noise, rescored
 from ddtree.audit.prompts import Prompt, prompt_fault
 from ddtree.audit.stopping import StopWatcher, count_fault, stop_string_fault
-from ddtree.engine.request import Request
+from ddtree.engine.request import AUTO, Request, TreeBudget
 from ddtree.sampling.params import SamplingParams
 
 DEFAULT_BUDGETS = (0, 16, 32, 64, 128, 256, 512, 1024)
@@ -43,7 +43,7 @@ GROUP = 4  # requests decoded side by side
 class Plan:
     """What to run. Lengths in tokens."""
 
-    budgets: tuple[int, ...] = DEFAULT_BUDGETS
+    budgets: tuple[TreeBudget, ...] = DEFAULT_BUDGETS
     max_tokens: int = 64
     temperatures: tuple[float, ...] = (0.0,)
     seed: int = 0
@@ -51,8 +51,13 @@ class Plan:
     rounds: int = 3  # looked into at most, in each kind of situation
 
     @property
-    def drafting(self) -> tuple[int, ...]:
+    def drafting(self) -> tuple[TreeBudget, ...]:
         return tuple(budget for budget in self.budgets if budget)
+
+    @property
+    def pinned(self) -> tuple[int, ...]:
+        """Budgets for scripted drafters and for looking into rounds, where "auto" would measure the script."""
+        return tuple(budget for budget in self.drafting if budget != AUTO) or (INSPECTED_BUDGET,) * bool(self.drafting)
 
 
 class Audit:
@@ -90,7 +95,7 @@ class Audit:
             self._side_by_side(prompts, temperature)
         if self.plan.inspect and result.packed and result.passed:
             self.inside.look_side_by_side(prompts)
-        for budget, counts in sorted(self.lengths.items()):
+        for budget, counts in sorted(self.lengths.items(), key=lambda item: (item[0] == AUTO, item[0])):
             rounds, emitted = sum(counts.values()), sum(length * count for length, count in counts.items())
             if rounds:
                 result.acceptance_length[str(budget)] = round(emitted / rounds, 3)
@@ -98,7 +103,7 @@ class Audit:
 
     def _prompt(self, index: int, prompt: Prompt, temperature: float) -> None:
         """One prompt at one temperature."""
-        engine, drafting = self.engine, self.plan.drafting
+        engine, drafting, pinned = self.engine, self.plan.drafting, self.plan.pinned
         request = self.request(prompt, temperature)
         plain = self.generate(request)
         if plain is None:
@@ -112,7 +117,7 @@ class Audit:
             self._against(prompt, request, plain, budget, None, f"budget {budget}")
         if drafting:
             scripts, block = [[*prompt.token_ids, *plain]], engine.block_size
-            budget = min(drafting[index % len(drafting)], 256)
+            budget = min(pinned[index % len(pinned)], 256)
             vocabulary = engine.vocab_size
             self._against(
                 prompt, request, plain, budget, lambda: knowing(scripts, vocabulary, block, index), f"budget {budget}, knowing drafter"
@@ -233,6 +238,8 @@ class Audit:
         if self.num_localised >= MOST_LOCALISED:
             return "not localised: as many mismatches have been already"
         self.num_localised += 1
+        # Its second run need not choose alike, and reads the drafter's context when it catches up, not at each round.
+        requests = [replace(each, tree_budget=INSPECTED_BUDGET) if each.tree_budget == AUTO else each for each in requests]
         found = self.inside.inspect(prompt, requests, drafter() if drafter else None, LOCALISE_ROUNDS)
         if found.faults:
             return found.faults[0].where
@@ -255,7 +262,7 @@ class Audit:
 
     def _together(self, group: Sequence[Prompt], temperature: float) -> None:
         answers = [self.answers[prompt, temperature] for prompt in group]
-        budgets = [*(min(budget, 256) for budget in self.plan.drafting), 0]
+        budgets = [*(min(budget, 256) for budget in self.plan.pinned), 0]
         requests = [self.request(prompt, temperature, budgets[i % len(budgets)]) for i, prompt in enumerate(group)]
         scripts = [[*prompt.token_ids, *plain] for prompt, plain in zip(group, answers, strict=True)]
         self.result.runs += 1

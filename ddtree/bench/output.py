@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 PLAIN = "0"  # the configuration that every other is compared with
 CHAIN = "chain"
+AUTO = "auto"  # the budget chosen each round by cost
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Output:
     finish_reason: str | None = None
     mode: str | None = None  # ddtree | chain | target_only; None if the server does not say
     reason: str | None = None  # why the mode or the budget is not what was asked for
-    tree_budget: int | None = None  # in force
+    tree_budget: int | str | None = None  # in force
     decode_rounds: int = 0
     nodes_verified: int = 0
     trimmed_tokens: int = 0

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ddtree.bench.output import CHAIN, PLAIN, Output
+from ddtree.bench.output import AUTO, CHAIN, PLAIN, Output
 
 DRAWS = 2000
 LEVEL = 95
@@ -32,8 +32,8 @@ def summarise(outputs: Sequence[Output], seed: int = 0) -> dict[str, dict]:
 
 
 def config_order(config: str) -> tuple[int, int]:
-    """Plain first, then the chain, then trees by budget."""
-    return (0 if config == PLAIN else 1 if config == CHAIN else 2, int(config) if config.isdigit() else 0)
+    """Plain first, then the chain, then auto, then trees by budget."""
+    return ({PLAIN: 0, CHAIN: 1, AUTO: 2}.get(config, 3), int(config) if config.isdigit() else 0)
 
 
 def quantiles(values: Sequence[float]) -> dict | None:

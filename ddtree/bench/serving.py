@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from ddtree.bench.offline import Settings
-from ddtree.bench.output import CHAIN, PLAIN, Output
+from ddtree.bench.output import AUTO, CHAIN, PLAIN, Output
 from ddtree.bench.validity import SHORTEST
 from ddtree.bench.workloads import Item, Prompt, answer_all
 from ddtree.client import HttpNoise, ServerClient
@@ -144,7 +144,7 @@ class Serving:
             "stream": True,
             "stream_options": {"include_usage": True},
             "return_token_ids": True,
-            "tree_budget": int(config),
+            "tree_budget": config if config == AUTO else int(config),
         }
         if settings.ignore_eos:
             body["ignore_eos"] = True

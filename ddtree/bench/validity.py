@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
-from ddtree.bench.output import PLAIN, Output
+from ddtree.bench.output import AUTO, PLAIN, Output
 
 SHORTEST = 16  # tokens
 LOOP_WINDOW = 48  # tokens at the end that are looked at
@@ -95,6 +95,8 @@ def fallback_of(output: Output) -> str | None:
         return None if output.mode in (None, "target_only") else f"budget 0 ran in mode {output.mode}"
     if output.mode is None:
         return "the server does not say how it decoded (no `ddtree` object): it may have ignored tree_budget"
+    if output.config == AUTO and output.tree_budget == AUTO and output.reason is None:
+        return None  # whatever it chose is what was asked for
     if output.mode not in ("ddtree", "chain"):
         return f"mode {output.mode}: {output.reason or 'no reason given'}"
     if output.reason:

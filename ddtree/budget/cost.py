@@ -12,8 +12,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-SCALE_RATE = 0.05  # how far one round moves the common scale
-SHAPE_RATE = 0.02  # and the knots around its own counts
+SCALE_RATE = 0.15  # how far one round moves the common scale
+SHAPE_RATE = 0.02  # and the knots around its own counts, at least
+MEASURED_WEIGHT = 16  # rounds that a measurement at start-up counts for
 MOST_SURPRISE = 0.7  # in log seconds; a hiccup says no more than this
 
 
@@ -29,6 +30,7 @@ class Curve:
         self.counts = np.array(sorted(knots), dtype=np.int64)
         self.seconds = np.array([knots[int(count)] for count in self.counts], dtype=np.float64)
         self.buckets = np.array(sorted(buckets), dtype=np.int64)
+        self._weights = np.full(len(self.counts), float(MEASURED_WEIGHT))
         self._table = np.empty(0)
 
     def upto(self, count: int) -> np.ndarray:
@@ -48,10 +50,15 @@ class Curve:
         lower = max(upper - 1, 0)
         width = self.counts[upper] - self.counts[lower]
         share = 1.0 if not width else (count - self.counts[lower]) / width
-        self.seconds[upper] *= math.exp(SHAPE_RATE * share * log_ratio)
+        self._move(upper, share, log_ratio)
         if width:
-            self.seconds[lower] *= math.exp(SHAPE_RATE * (1 - share) * log_ratio)
+            self._move(lower, 1 - share, log_ratio)
         self._table = self._table[:0]
+
+    def _move(self, knot: int, share: float, log_ratio: float) -> None:
+        """The running mean of what was measured and seen, later of what was seen lately."""
+        self._weights[knot] += share
+        self.seconds[knot] *= math.exp(max(SHAPE_RATE, 1 / self._weights[knot]) * share * log_ratio)
 
     def as_json(self) -> dict[str, float]:
         return {str(count): seconds for count, seconds in zip(self.counts.tolist(), self.seconds.tolist(), strict=True)}

@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-MEMORY = 0.88  # what a round keeps of the evidence before it
+MEMORY = 0.9  # what a round keeps of the evidence before it
 PROBE_MEMORY = 0.6  # what a probe keeps: the text may have changed since
 WARM_WEIGHT = 3.0  # rounds that the engine's experience counts for in a new request
-MARGIN = 1.02  # a gain below the model's own noise is none
+TOLERATED = 0.015  # loss against plain decoding that is not worth falling for: a few bad rounds look like it
 PROBE_SHARE = 0.015
 WAITS = (2, 400)  # rounds between probes, least and most at first
 MOST_DOUBLINGS = 2
@@ -82,7 +82,8 @@ class Worth:
             self.wait = min(2 * self.wait, self._first_wait(price) * 2**MOST_DOUBLINGS)
 
     def _pays(self, price: float) -> bool:
-        return self.extra_tokens >= MARGIN * price * self.extra_s
+        tokens, plain_tokens = self.weight + self.extra_tokens, self.weight + price * self.extra_s
+        return tokens >= (1 - TOLERATED) * plain_tokens
 
     def _fall(self, price: float) -> None:
         self.speculating, self.num_plain = False, 0

@@ -8,16 +8,15 @@ import os
 import sys
 from pathlib import Path
 
-from ddtree.cli.flags import add_model, temperature, whole
+from ddtree.cli.flags import add_model, temperature, tree_budget, whole
 
 DEFAULT_MODEL = "smollm2"
 THINKING = {"on": (True,), "off": (False,), "both": (True, False)}
 
 
-def budgets(text: str) -> tuple[int, ...]:
-    """An argparse type: `0,16,64`."""
-    parse = whole(0)
-    found = tuple(dict.fromkeys(parse(part.strip()) for part in text.split(",") if part.strip()))
+def budgets(text: str) -> tuple[int | str, ...]:
+    """An argparse type: `0,16,64,auto`."""
+    found = tuple(dict.fromkeys(tree_budget(part.strip()) for part in text.split(",") if part.strip()))
     if not found:
         raise argparse.ArgumentTypeError(f"must be budgets such as 0,16,64, got {text!r}")
     return found
@@ -31,7 +30,7 @@ def add_audit(parser: argparse.ArgumentParser) -> None:
         "--url", help="audit a running server from outside; MODEL, if given, is compared with it; its key is read from DDTREE_API_KEY"
     )
     parser.add_argument(
-        "--budgets", type=budgets, metavar="LIST", help="tree budgets (default: 0,16,32,64,128,256,512,1024)"
+        "--budgets", type=budgets, metavar="LIST", help="tree budgets, auto among them (default: 0,16,32,64,128,256,512,1024)"
     )
     parser.add_argument("--max-tokens", type=whole(2), default=64, metavar="N", help="per answer (default: 64)")
     parser.add_argument("--limit", type=whole(1), metavar="N", help="use the first N prompts")
@@ -57,7 +56,7 @@ def audit(args: argparse.Namespace) -> int:
     from ddtree.audit.fidelity import check_fidelity
     from ddtree.audit.lossless import Audit
     from ddtree.audit.prompts import encode_all, read_prompts
-    from ddtree.cli.loaded import card_of, find, load
+    from ddtree.cli.loaded import card_of, find, load, start
 
     texts = read_prompts(args.prompts)[: args.limit]
     if args.url:
@@ -65,6 +64,8 @@ def audit(args: argparse.Namespace) -> int:
     args.model = args.model or DEFAULT_MODEL
     source, tokenizer = find(args)
     engine = load(args, source)
+    if "auto" in (args.budgets or ()):
+        start(source, engine, _say)
     reference, reason = _reference(args, source, engine, tokenizer)
     prompts = encode_all(tokenizer, texts, *_served_forms(engine.vocab_size), THINKING[args.thinking])
     run = Audit(engine, tokenizer, _plan(args), reference, say=_say)

@@ -13,6 +13,7 @@ from ddtree.cli.flags import temperature, whole
 
 DEFAULT_BUDGETS = "0,chain,4,8,16,32,64"
 DEFAULT_PROMPTS = "humaneval,gsm8k,math500,mt-bench"
+NAMED = ("chain", "auto")  # configurations that are no number of nodes
 REFUSED = 1  # exit status
 WIDTH = 132  # columns of the table
 
@@ -35,7 +36,7 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
         type=budgets,
         default=budgets(DEFAULT_BUDGETS),
         metavar="N,N,...",
-        help=f'tree budgets; "chain" is one branch; 0, plain decoding, is always in (default: {DEFAULT_BUDGETS})',
+        help=f'tree budgets; "chain" is one branch, "auto" chooses by cost; 0, plain decoding, is always in (default: {DEFAULT_BUDGETS})',
     )
     parser.add_argument("--repeats", type=whole(1), default=3, metavar="N", help="timed passes (default: 3)")
     parser.add_argument("--plot", type=Path, metavar="DIR", help="write bench.png and bench.html there")
@@ -88,10 +89,7 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
 def budgets(text: str) -> tuple[str, ...]:
     """An argparse type: "0,chain,16" -> configurations, plain first, each once."""
     names = [part.strip() for part in text.split(",") if part.strip()]
-    for name in names:
-        if name != "chain":
-            whole(0)(name)
-    return tuple(dict.fromkeys(["0", *(name if name == "chain" else str(int(name)) for name in names)]))
+    return tuple(dict.fromkeys(["0", *(name if name in NAMED else str(whole(0)(name)) for name in names)]))
 
 
 def positive(text: str) -> float:
@@ -141,12 +139,14 @@ def _compare(args: argparse.Namespace, console) -> int:
 def _offline(args: argparse.Namespace) -> dict:
     from ddtree.bench.offline import Offline, Text
     from ddtree.bench.run import run_offline
-    from ddtree.cli.loaded import find, load
+    from ddtree.cli.loaded import find, load, start
     from ddtree.text import knows_thinking
 
     prompts = _prompts(args)
     source, tokenizer = find(args)
     engine = load(args, source)
+    if "auto" in args.budgets:
+        start(source, engine, say)
     settings = _settings(args, chain=engine.has_drafter)
     switch = args.thinking or "as the template has it"
     thinking = switch if knows_thinking(tokenizer.chat_template) else "unknown to the template"
@@ -215,7 +215,7 @@ def _facts(args: argparse.Namespace, prompts, model: str, served_name: str, draf
 
 def audit_command(args: argparse.Namespace, model: str, prompt, config: str) -> str:
     """What would find the cause of a fault that `prompt` shows under one configuration."""
-    named = [name for name in (config, *args.budgets) if name not in ("0", "chain")]
+    named = [name for name in (config, *args.budgets) if name not in ("0", "chain")]  # audit knows auto too
     parts = ["ddtree", "audit", model, "--budgets", ",".join(["0", *named[:1]])]
     parts += ["--max-tokens", str(args.max_tokens), "--prompts", prompt.file, "--limit", str(prompt.number)]
     if args.temperature:

@@ -25,7 +25,8 @@ from ddtree.engine.request import Request
 
 logger = logging.getLogger("ddtree")
 
-PROBE_BUDGETS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+PROBE_BUDGETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+BETWEEN = (6, 12, 24, 48, 96, 192, 384, 768)  # once the others have been timed twice, if there is time
 PASSES = 3
 CHECK_BUDGET = 8
 CHECK_ROUNDS = 3
@@ -126,7 +127,7 @@ def measure_costs(
     """A cost model from timed rounds, and whether the time sufficed for all of them."""
     deadline = clock() + limit_s
     limit = engine.config.max_tree_budget
-    budgets = [budget for budget in PROBE_BUDGETS if budget <= limit] or [limit]
+    budgets = sorted({*(budget for budget in PROBE_BUDGETS if budget < limit), limit})
     most_accepted = HEADROOM * max(max(row.values()) for row in card.values())
     timings: dict[int, list[Timing]] = defaultdict(list)
     with benching(engine, max(budgets)) as bench:
@@ -134,7 +135,8 @@ def measure_costs(
             bench.round(budget)  # warm up
         whole = False  # one pass at least went through all budgets
         for number in range(passes):
-            for budget in [0, *budgets]:
+            largest = budgets[-1]
+            for budget in [0, *sorted({*budgets, *(b for b in BETWEEN if number > 1 and b < largest)})]:
                 enough = len(timings) > 2 or number > 0
                 if not bench.alive or (enough and clock() > deadline):
                     break
@@ -142,8 +144,6 @@ def measure_costs(
                 if budget and timings[budget][0].total_s > most_accepted * timings[0][0].total_s:
                     budgets = [known for known in budgets if known <= budget]
                     break
-            else:
-                whole = True
             whole = whole or len(timings) > len(budgets)
     if not whole:
         logger.info("the time did not suffice to measure rounds of all sizes: the next start measures again")

@@ -15,6 +15,7 @@ from ddtree.audit.prompts import BUILT_IN, Prompt, encode_all, prompt_fault, rea
 from ddtree.audit.reference import Reference
 from ddtree.audit.render import render
 from ddtree.audit.trace import trace_lines
+from ddtree.engine.measure import start_auto
 from ddtree.engine.request import Request
 from ddtree.text import Tokenizer
 from tests.audit.pairs import NumberTokenizer, audited, engine_of, random_prompts
@@ -38,6 +39,14 @@ def test_sampled_output_is_identical_too(llama):
 def test_hybrid_is_identical(hybrid):
     result = audited(engine_of(hybrid), plan=PLAN)
     assert result.passed and result.verdict == "identical", result.as_json()
+
+
+def test_auto_is_audited_beside_the_numbers(hybrid):
+    engine = engine_of(hybrid)
+    start_auto(engine, {"0": {"4": 2.0}}, limit_s=0.5)
+    result = audited(engine, plan=Plan(budgets=(0, 12, "auto"), max_tokens=14))
+    assert result.passed and result.verdict == "identical", result.as_json()
+    assert set(result.acceptance_length) == {"12", "auto"} and result.budgets == [0, 12, "auto"]
 
 
 def test_without_a_drafter_trees_come_from_the_scripted_ones(llama):

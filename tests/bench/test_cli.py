@@ -50,7 +50,7 @@ def test_a_refusal_is_status_1(command):
 
 
 def test_budgets():
-    assert bench.budgets("16, 4,chain,016") == ("0", "16", "4", "chain")
+    assert bench.budgets("16, 4,chain,016,auto") == ("0", "16", "4", "chain", "auto")
     with pytest.raises(SystemExit):
         main(["bench", "--budgets", "4,x"])
 

@@ -7,6 +7,7 @@ from ddtree.bench.output import CHAIN
 from ddtree.bench.pooled import summarise
 from ddtree.bench.validity import Rules, inspect
 from ddtree.bench.workloads import Prompt
+from ddtree.engine.measure import start_auto
 from tests.bench.fakes import Letters
 from tests.scripted import scripted_engine
 
@@ -44,6 +45,17 @@ def test_every_configuration_says_the_same():
 def test_a_chain_has_one_node_per_depth():
     chain = offline().inspect(PROMPTS, hush)[1]["p0"][CHAIN]
     assert 0 < chain.nodes_verified <= 7 * chain.decode_rounds
+
+
+def test_auto_is_a_configuration():
+    """Whatever it chooses, plain decoding included, is what was asked for."""
+    for skill in (0.0, 0.9):
+        run = offline(skill, configs=("0", "auto", "4"))
+        start_auto(run.engine, {"0": {"4": 2.0}}, limit_s=0.5)
+        answers = run.inspect(PROMPTS, hush)[1]
+        assert not inspect(answers, Rules(ignore_eos=True)).refused
+        assert answers["p0"]["auto"].tree_budget == "auto"
+        assert list(summarise(list(run.measure(run.inspect(PROMPTS, hush)[0], hush)))) == ["0", "auto", "4"]
 
 
 def test_the_passes_interleave_and_pool():

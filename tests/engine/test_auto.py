@@ -111,8 +111,8 @@ def test_a_drafter_that_is_always_wrong_is_left_quickly_and_cheaply(timed):
     plain, _ = rate(engine, 0)
     clock.num_drafts = 0
     first, stats = rate(engine, "auto")
-    assert clock.num_drafts < 32 and first > 0.94 * plain
-    assert stats.plain_rounds > 185 and stats.probe_rounds >= 1
+    assert clock.num_drafts < 48 and first > 0.94 * plain
+    assert stats.plain_rounds > 150 and stats.probe_rounds >= 1
     clock.num_drafts = 0
     assert rate(engine, "auto")[0] > 0.985 * plain and clock.num_drafts <= 24
 
@@ -129,7 +129,7 @@ def test_it_comes_back_in_the_middle_of_a_request(timed):
     _, stats = rate(engine, "auto", max_tokens=400)
     assert stats.plain_rounds > 80 and stats.probe_rounds >= 1
     assert stats.decode_rounds - stats.plain_rounds > 20  # of at most 35 that the easy part needs
-    assert stats.acceptance_histogram[8] > 10
+    assert sum(count for length, count in stats.acceptance_histogram.items() if length >= 5) > 15
 
 
 def test_where_nothing_can_pay_nothing_is_drafted(timed):
