@@ -29,14 +29,15 @@ def buy(
             round's own tokens per second instead, roots and `rest_s` counted.
         rest_s: of a round, beside the verify.
     """
-    owners = np.repeat(np.arange(len(gains)), [len(each) for each in gains])
-    if not len(owners):
-        return [0] * len(gains)
-    worth = np.concatenate(gains)
+    worth = gains[0] if len(gains) == 1 else np.concatenate(gains)
     # Stable, so that equal gains of a tree stay in their own order and every choice is a prefix of each.
-    order = np.argsort(-worth, kind="stable")
-    tokens = np.concatenate([[0.0], np.cumsum(worth[order])])
+    order = None if len(gains) == 1 else np.argsort(-worth, kind="stable")
+    tokens = np.zeros(len(worth) + 1)
+    np.cumsum(worth if order is None else worth[order], out=tokens[1:])
     seconds = verify_s[num_base_rows : num_base_rows + len(tokens)]
     value = (len(gains) + tokens) / (rest_s + seconds) if price is None else tokens - price * seconds
-    best = int(np.argmax(value))
+    best = int(value.argmax())
+    if order is None:
+        return [best]
+    owners = np.repeat(np.arange(len(gains)), [len(each) for each in gains])
     return np.bincount(owners[order[:best]], minlength=len(gains)).tolist()

@@ -16,12 +16,11 @@ import numpy as np
 
 MOST_LOGIT = 8.0  # nobody is surer than 0.9997
 LEARNT_CANDIDATES = 8  # per depth; what lies below says next to nothing
-PRIOR_PRECISION = np.diag([12.0, 2.0])  # of sharpness around 1, of shift around 0
+PRIOR_PRECISION = np.array([12.0, 0.0, 2.0])  # of sharpness around 1, between them, of shift around 0
 OFFSET_PRECISION = 1.5
 DEPTH_MEMORY = 0.999  # what a depth keeps of its evidence per observation
 REQUEST_MEMORY = 0.97  # what a request keeps of its own per round
-SHARPNESS = (0.2, 3.0)
-SHIFT = (-8.0, 8.0)
+LEAST_WEIGHTS, MOST_WEIGHTS = np.array([0.2, -8.0]), np.array([3.0, 8.0])  # of sharpness, of shift
 
 
 class Evidence(NamedTuple):
@@ -37,7 +36,7 @@ class Calibration:
 
     def __init__(self, num_depths: int):
         self.weights = np.tile([1.0, 0.0], (num_depths, 1))  # [D, 2]
-        self.information = np.zeros((num_depths, 2, 2))
+        self.information = np.zeros((3, num_depths))  # squared logits, logits, ones; each weighted by its variance
 
     def reliability(self, log_probs: np.ndarray, offset: float = 0.0) -> np.ndarray:
         """`[D, M]` float32 log-probabilities of acceptance given an accepted parent; order within a row is kept."""
@@ -60,14 +59,14 @@ class Calibration:
     def learn(self, seen: Evidence) -> None:
         """One Newton step per observed depth on the log-likelihood, older evidence fading."""
         count = len(seen.logits)
-        gradient = np.stack([(seen.errors * seen.logits).sum(1), seen.errors.sum(1)], axis=1)
-        cross = (seen.spread * seen.logits).sum(1)
-        squared = (seen.spread * seen.logits**2).sum(1)
-        fisher = np.stack([squared, cross, cross, seen.spread.sum(1)], axis=1).reshape(count, 2, 2)
-        self.information[:count] = DEPTH_MEMORY * self.information[:count] + fisher
-        step = np.linalg.solve(PRIOR_PRECISION + self.information[:count], gradient[:, :, None])[:, :, 0]
-        low, high = np.array([SHARPNESS, SHIFT]).T
-        self.weights[:count] = (self.weights[:count] + step).clip(low, high)
+        slope, level = (seen.errors * seen.logits).sum(1), seen.errors.sum(1)
+        weighted = seen.spread * seen.logits
+        fisher = np.array([(weighted * seen.logits).sum(1), weighted.sum(1), seen.spread.sum(1)])
+        self.information[:, :count] = DEPTH_MEMORY * self.information[:, :count] + fisher
+        squared, cross, spread = self.information[:, :count] + PRIOR_PRECISION[:, None]
+        # The inverse of [[squared, cross], [cross, spread]], written out: two by two, at every depth at once.
+        step = np.array([spread * slope - cross * level, squared * level - cross * slope]) / (squared * spread - cross**2)
+        self.weights[:count] = (self.weights[:count] + step.T).clip(LEAST_WEIGHTS, MOST_WEIGHTS)
 
 
 class Offset:
@@ -81,7 +80,8 @@ class Offset:
         """One Newton step, pulled toward 0 by the prior."""
         self.information = REQUEST_MEMORY * self.information + float(seen.spread.sum())
         gradient = float(seen.errors.sum()) - (1 - REQUEST_MEMORY) * OFFSET_PRECISION * self.value
-        self.value = float(np.clip(self.value + gradient / (OFFSET_PRECISION + self.information), *SHIFT))
+        value = self.value + gradient / (OFFSET_PRECISION + self.information)
+        self.value = min(max(value, LEAST_WEIGHTS[1]), MOST_WEIGHTS[1])
 
 
 def logit(log_probs: np.ndarray) -> np.ndarray:

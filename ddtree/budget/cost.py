@@ -15,6 +15,7 @@ import numpy as np
 SCALE_RATE = 0.15  # how far one round moves the common scale
 SHAPE_RATE = 0.02  # and the knots around its own counts, at least
 MEASURED_WEIGHT = 16  # rounds that a measurement at start-up counts for
+MOVES_PER_TABLE = 8  # a move shifts little, and a table takes as long as a good part of a decision
 MOST_SURPRISE = 0.7  # in log seconds; a hiccup says no more than this
 
 
@@ -24,19 +25,21 @@ class Curve:
     With `buckets` a count costs what the next bucket costs, since that is what runs.
     """
 
-    def __init__(self, knots: Mapping[int, float], buckets: tuple[int, ...] = ()):
+    def __init__(self, knots: Mapping[int, float], buckets: tuple[int, ...] = (), weight: float = MEASURED_WEIGHT):
         if not knots or not all(math.isfinite(s) and s > 0 for s in knots.values()) or min(knots) < 1:
             raise ValueError(f"a cost curve needs counts >= 1 and seconds > 0, got {dict(knots)}")
         self.counts = np.array(sorted(knots), dtype=np.int64)
         self.seconds = np.array([knots[int(count)] for count in self.counts], dtype=np.float64)
         self.buckets = np.array(sorted(buckets), dtype=np.int64)
-        self._weights = np.full(len(self.counts), float(MEASURED_WEIGHT))
+        self._weights = np.full(len(self.counts), float(weight))
         self._table = np.empty(0)
+        self._num_moves = 0  # since it was made
 
     def upto(self, count: int) -> np.ndarray:
         """`[count + 1]` seconds, by count; entry 0 is 0. Not to be written to."""
-        if len(self._table) <= count:
-            self._table = self._tabulate(max(count, 2 * len(self._table)))
+        if len(self._table) <= count or self._num_moves >= MOVES_PER_TABLE:
+            self._table = self._tabulate(max(count, len(self._table) - 1))
+            self._num_moves = 0
         return self._table[: count + 1]
 
     def at(self, count: int) -> float:
@@ -53,7 +56,7 @@ class Curve:
         self._move(upper, share, log_ratio)
         if width:
             self._move(lower, 1 - share, log_ratio)
-        self._table = self._table[:0]
+        self._num_moves += 1
 
     def _move(self, knot: int, share: float, log_ratio: float) -> None:
         """The running mean of what was measured and seen, later of what was seen lately."""

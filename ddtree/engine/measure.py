@@ -17,7 +17,7 @@ from contextlib import contextmanager
 import torch
 
 from ddtree.budget.card import Card, acceptance_at
-from ddtree.budget.cost import CostModel, Curve
+from ddtree.budget.cost import MEASURED_WEIGHT, CostModel, Curve
 from ddtree.budget.store import CostStore
 from ddtree.engine.auto import AutoBudget
 from ddtree.engine.engine import Engine
@@ -32,6 +32,8 @@ CHECK_BUDGET = 8
 CHECK_ROUNDS = 3
 TOLERANCE = 0.3  # in log seconds, of a stored ratio; what a busy machine does to a few rounds stays below it
 HEADROOM = 1.5  # on the card's best acceptance length: rounds that even this could not pay for need no measuring
+UNSTEADY = 1.3  # how far the passes of a quiet machine differ at most, the slowest from the fastest
+UNSTEADY_WEIGHT = 3  # rounds that a measurement on a busy machine counts for
 TOO_SLOW = 0.8  # of the best speedup so far; costs only rise from there
 
 
@@ -124,7 +126,7 @@ def measure_rounds(
 def measure_costs(
     engine: Engine, card: Card, limit_s: float = 8.0, passes: int = PASSES, clock=time.perf_counter
 ) -> tuple[CostModel, bool]:
-    """A cost model from timed rounds, and whether the time sufficed for all of them."""
+    """A cost model from timed rounds, and whether it is worth keeping: all sizes timed, on a machine that held still."""
     deadline = clock() + limit_s
     limit = engine.config.max_tree_budget
     budgets = sorted({*(budget for budget in PROBE_BUDGETS if budget < limit), limit})
@@ -145,12 +147,20 @@ def measure_costs(
                     budgets = [known for known in budgets if known <= budget]
                     break
             whole = whole or len(timings) > len(budgets)
-    if not whole:
-        logger.info("the time did not suffice to measure rounds of all sizes: the next start measures again")
-    return fitted(engine, timings), whole
+    steady = is_steady(timings)
+    if not whole or not steady:
+        why = "the machine was busy" if whole else "the time did not suffice for rounds of all sizes"
+        logger.info("%s while rounds were timed: costs are learnt on the way, and the next start measures again", why)
+    return fitted(engine, timings, MEASURED_WEIGHT if steady else UNSTEADY_WEIGHT), whole and steady
 
 
-def fitted(engine: Engine, timings: dict[int, list[Timing]]) -> CostModel:
+def is_steady(timings: dict[int, list[Timing]]) -> bool:
+    """Whether the passes agree, half of the sizes at least. What was timed once proves nothing."""
+    spreads = [max(t.total_s for t in found) / min(t.total_s for t in found) for found in timings.values() if len(found) > 1]
+    return 2 * len(spreads) >= len(timings) and statistics.median(spreads) <= UNSTEADY
+
+
+def fitted(engine: Engine, timings: dict[int, list[Timing]], weight: float) -> CostModel:
     """The least of what was timed, by rows and by slots: whatever else a machine does only adds to it."""
     verify, draft, plain, drafting = defaultdict(list), defaultdict(list), [], []
     for budget, found in timings.items():
@@ -164,7 +174,8 @@ def fitted(engine: Engine, timings: dict[int, list[Timing]]) -> CostModel:
     knots = {rows: max(min(seconds), 1e-9) for rows, seconds in verify.items()}
     slots = {count: max(min(seconds), 1e-9) for count, seconds in draft.items()}
     buckets = tuple(getattr(engine.target, "row_buckets", ()))
-    return CostModel(Curve(knots, buckets), Curve(slots), statistics.median(plain), statistics.median(drafting))
+    curves = Curve(knots, buckets, weight), Curve(slots, weight=weight)
+    return CostModel(*curves, statistics.median(plain), statistics.median(drafting))
 
 
 def num_slots(engine: Engine, budget: int) -> int:

@@ -1,8 +1,12 @@
 """Timed rounds on a simulated clock: medians per budget, ladders that end where nothing can pay or the time is up."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
-from ddtree.engine.measure import PROBE_BUDGETS, measure_rounds
+from ddtree.budget.store import CostStore
+from ddtree.engine.measure import PROBE_BUDGETS, Timing, is_steady, measure_rounds, start_auto
 from tests.scripted import scripted_engine
 
 ROW = {"4": 2.4, "16": 3.0, "64": 3.5}
@@ -38,3 +42,31 @@ def test_measuring_ends_at_its_limit():
     rounds = measure_rounds(engine, ROW, PROBE_BUDGETS, clock=clock, limit_s=10)
     assert set(rounds) >= {0, 1, 2} and not engine.has_work
     assert clock.now < 10 + 1 + 0.1 * max(PROBE_BUDGETS) + 6  # the prefill's step counts as one at the largest budget
+
+
+def timings(spread: float, passes: int = 3):
+    """Rounds that take up to `spread` times as long as they should."""
+    rng = np.random.default_rng(0)
+    return {
+        budget: [Timing(budget + 1, s, 0.1, s + 0.1) for s in (1 + 0.1 * budget) * rng.uniform(1, spread, passes)]
+        for budget in (0, 1, 2, 4, 8)
+    }
+
+
+def test_a_busy_machine_is_told_from_a_quiet_one():
+    assert is_steady(timings(1.1))
+    assert not is_steady(timings(3.0))
+    assert not is_steady(timings(1.0, passes=1)), "what was timed once proves nothing"
+
+
+def test_costs_from_a_busy_machine_are_not_kept(tmp_path, monkeypatch):
+    engine, store = scripted_engine(0.5), CostStore(tmp_path)
+    engine.config = replace(engine.config, max_tree_budget=8)
+    monkeypatch.setattr("ddtree.engine.measure.is_steady", lambda timings: False)
+    cost = start_auto(engine, {"0": {"4": 2.0}}, store, limit_s=1).cost
+    assert not list(tmp_path.iterdir())
+    before = cost.verify.at(9)
+    for _ in range(12):  # and real rounds soon outvote them
+        cost.observe(1, cost.verify.at(1))
+        cost.observe(9, before / 2)
+    assert cost.verify.at(9) / cost.verify.at(1) < 0.75 * before / cost.verify.at(1)
