@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -24,8 +25,13 @@ EOS = 7
 
 def logits_after(prefix: list[int], sharpness: float = 2.0, vocab_size: int = VOCAB) -> np.ndarray:
     """`[V]` float32: the scripted law. Deterministic in the prefix."""
-    digest = hashlib.blake2b(np.asarray(prefix, np.int64).tobytes(), digest_size=8).digest()
-    rng = np.random.default_rng(int.from_bytes(digest, "little"))
+    return _law(np.asarray(prefix, np.int64).tobytes(), sharpness, vocab_size).copy()
+
+
+@lru_cache(maxsize=100_000)
+def _law(prefix: bytes, sharpness: float, vocab_size: int) -> np.ndarray:
+    """Kept, since every budget and drafter asks for the same prefixes again."""
+    rng = np.random.default_rng(int.from_bytes(hashlib.blake2b(prefix, digest_size=8).digest(), "little"))
     return (rng.normal(size=vocab_size) * sharpness).astype(np.float32)
 
 

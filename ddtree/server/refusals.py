@@ -102,6 +102,7 @@ RESPONSES = {name: neutral for name, neutral in CHAT.items() if name not in ("re
     "messages": (),
     "response_format": (),
     "context_management": ([],),
+    "return_token_ids": (False,),
 }
 MESSAGES = {name: neutral for name, neutral in CHAT.items() if name != "thinking"} | {
     "n": (1,),
@@ -112,6 +113,7 @@ MESSAGES = {name: neutral for name, neutral in CHAT.items() if name != "thinking
     "output_config": ({},),
     "logprobs": (False,),
     "container": (),
+    "return_token_ids": (False,),
     "mcp_servers": ([],),
 }
 TOKENIZE: dict[str, tuple] = {

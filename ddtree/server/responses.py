@@ -25,6 +25,7 @@ class ResponsesRequest(Wire):
     tool_choice: str | dict[str, Any] | None = None
     text: dict[str, Any] | None = None
     reasoning: dict[str, Any] | None = None
+    include: list[str] | None = None
     truncation: Literal["disabled"] | None = None
     stream: bool | None = None
     store: bool | None = None
@@ -41,6 +42,10 @@ def chat_of(body: ResponsesRequest) -> ChatRequest:
         fields["tools"] = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools)]
     fields["tool_choice"] = _tool_choice(body.tool_choice)
     fields["response_format"] = _format(body.text or {})
+    for wish in body.include or ():
+        # Thoughts come in the open here, so a client that asks for them encrypted has them anyway.
+        if wish != "reasoning.encrypted_content":
+            raise InvalidRequest(f"include: {shown(wish)} is not supported: leave it out", "include")
     effort = (body.reasoning or {}).get("effort")
     if effort not in EFFORTS:
         raise InvalidRequest(f'reasoning.effort: only "medium" and "none" are supported, got {shown(effort)}', "reasoning.effort")

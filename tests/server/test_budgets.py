@@ -29,7 +29,7 @@ def client(request):
 
 
 def answer(client, budget, **fields):
-    body = {"prompt": "hello", "max_tokens": 24, "temperature": 0, "return_token_ids": True} | fields
+    body = {"prompt": "hello", "max_tokens": 16, "temperature": 0, "return_token_ids": True} | fields
     return client.post("/v1/completions", body | {"tree_budget": budget}).raise_for_status().json()
 
 
@@ -40,7 +40,7 @@ def reading(choices):
 
 def streamed(client, budget, **fields):
     """The choices of a stream, put together as a client does."""
-    body = {"prompt": "hello", "max_tokens": 24, "temperature": 0, "return_token_ids": True} | fields
+    body = {"prompt": "hello", "max_tokens": 16, "temperature": 0, "return_token_ids": True} | fields
     options = {"tree_budget": budget, "stream_options": {"include_usage": True}}
     chunks, done = client.stream("/v1/completions", **body, **options)
     assert done
@@ -104,8 +104,9 @@ def test_logprobs_of_chat(client, budget):
 
 
 def test_logprobs_off_unless_asked(client):
-    assert client.chat("hi", max_tokens=2).json()["choices"][0]["logprobs"] is None
-    only = client.chat("hi", max_tokens=2, logprobs=True).json()["choices"][0]["logprobs"]["content"]
+    fields = {"max_tokens": 2, "ignore_eos": True}
+    assert client.chat("hi", **fields).json()["choices"][0]["logprobs"] is None
+    only = client.chat("hi", **fields, logprobs=True).json()["choices"][0]["logprobs"]["content"]
     assert [token["top_logprobs"] for token in only] == [[], []]
     assert client.chat("hi", top_logprobs=3).status_code == 400
 

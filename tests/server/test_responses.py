@@ -146,6 +146,7 @@ BAD = [
     ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "content"),
     ({"input": "hi", "previous_response_id": "resp_1"}, "previous_response_id"),
     ({"input": "hi", "background": True}, "background"),
+    ({"input": "hi", "include": ["message.output_text.logprobs"]}, "include"),
     ({"input": "hi", "truncation": "auto"}, "truncation"),
     ({"input": "hi", "tools": [{"type": "web_search"}]}, "tools"),
     ({"input": "hi", "max_output_tokens": 0}, "max_output_tokens"),
