@@ -11,6 +11,7 @@ from pathlib import Path
 from ddtree.sources import Source, resolve
 from ddtree.text import Tokenizer
 
+LEAST_CONTEXT = 8  # tokens, below which no round can be timed
 # For drafters without a card: what a barely trained one reaches (a three-minute trial), so that none is overrated.
 ASSUMED_ACCEPTANCE = {"0": {"1": 1.4, "16": 2.24, "64": 2.56, "256": 2.84}}
 
@@ -70,12 +71,14 @@ def default_budget(
     if not engine.has_drafter:
         return Budget(0, source.drafter_reason or "no drafter is loaded")
     start(source, engine, say, limit_s)
+    if engine.auto is None:
+        return Budget(0, f"a context of {engine.config.max_context} tokens is too short to draft in")
     return Budget("auto", "chosen each round by cost")
 
 
 def start(source: Source, engine, say: Callable[[str], None], limit_s: float = 8.0) -> None:
     """Let the engine take requests of tree budget "auto", with costs from the cache or measured. Nothing without a drafter."""
-    if not engine.has_drafter or engine.auto is not None:
+    if not engine.has_drafter or engine.auto is not None or engine.config.max_context < LEAST_CONTEXT:
         return
     from ddtree.budget.store import CostStore
     from ddtree.engine.measure import start_auto

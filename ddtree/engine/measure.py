@@ -22,6 +22,7 @@ from ddtree.budget.store import CostStore
 from ddtree.engine.auto import AutoBudget
 from ddtree.engine.engine import Engine
 from ddtree.engine.request import Request
+from ddtree.engine.sequence import Sequence
 
 logger = logging.getLogger("ddtree")
 
@@ -38,31 +39,33 @@ TOO_SLOW = 0.8  # of the best speedup so far; costs only rise from there
 
 
 class Bench:
-    """A running synthetic sequence whose rounds can be timed at any budget."""
+    """A synthetic sequence whose rounds can be timed at any budget; begun anew when it comes to its end."""
 
     def __init__(self, engine: Engine, most_nodes: int):
-        room = engine.config.max_context
-        prompt = tuple((7 * i + 3) % engine.vocab_size for i in range(max(min(64, room // 2), 1)))
-        self.engine = engine
-        self.request_id = engine.add(Request(prompt, room - len(prompt), tree_budget=most_nodes))
-        while engine.running_or_none(self.request_id) is None or not engine.running(self.request_id).num_emitted:
-            engine.step()
-        self.sequence = engine.running(self.request_id)
-
-    @property
-    def alive(self) -> bool:
-        """Whether the context has room for another round."""
-        return self.engine.running_or_none(self.request_id) is not None
+        self.engine, self.most_nodes, self.request_id = engine, most_nodes, -1
 
     def round(self, budget: int) -> Timing:
         """One decode round with at most `budget` nodes."""
-        self.sequence.tree_budget = min(budget, self.engine.config.max_tree_budget)
-        stats = self.sequence.stats
+        sequence = self.engine.running_or_none(self.request_id) or self._begin()
+        sequence.tree_budget = min(budget, self.engine.config.max_tree_budget)
+        stats = sequence.stats
         before = (stats.nodes_verified, stats.verify_s, stats.draft_s, stats.decode_s)
         self.engine.step()
         after = (stats.nodes_verified, stats.verify_s, stats.draft_s, stats.decode_s)
         nodes, verify_s, draft_s, total_s = (b - a for a, b in zip(before, after, strict=True))
         return Timing(1 + nodes, verify_s, draft_s, total_s)
+
+    def close(self) -> None:
+        self.engine.abort(self.request_id)
+
+    def _begin(self) -> Sequence:
+        """Prefill a prompt that leaves most of a short context for rounds."""
+        engine, room = self.engine, self.engine.config.max_context
+        prompt = tuple((7 * i + 3) % engine.vocab_size for i in range(max(min(64, room // 4), 1)))
+        self.request_id = engine.add(Request(prompt, room - len(prompt), tree_budget=self.most_nodes))
+        while not (sequence := engine.running_or_none(self.request_id)) or not sequence.num_emitted:
+            engine.step()
+        return sequence
 
 
 class Timing:
@@ -80,13 +83,11 @@ class Timing:
 def benching(engine: Engine, most_nodes: int):
     """A Bench; the engine is idle again afterwards, and has learnt nothing from it."""
     auto, engine.auto = engine.auto, None
-    bench = None
+    bench = Bench(engine, most_nodes)
     try:
-        bench = Bench(engine, most_nodes)
         yield bench
     finally:
-        if bench is not None:
-            engine.abort(bench.request_id)
+        bench.close()
         engine.auto = auto
 
 
@@ -140,7 +141,7 @@ def measure_costs(
             largest = budgets[-1]
             for budget in [0, *sorted({*budgets, *(b for b in BETWEEN if number > 1 and b < largest)})]:
                 enough = len(timings) > 2 or number > 0
-                if not bench.alive or (enough and clock() > deadline):
+                if enough and clock() > deadline:
                     break
                 timings[budget].append(bench.round(budget))
                 if budget and timings[budget][0].total_s > most_accepted * timings[0][0].total_s:
@@ -193,13 +194,8 @@ def still_holds(engine: Engine, cost: CostModel) -> bool:
         for kind in (0, budget):
             bench.round(kind)
         for _ in range(CHECK_ROUNDS):
-            if not bench.alive:
-                break
             plain.append(bench.round(0))
-            if bench.alive:
-                drafting.append(bench.round(budget))
-    if not plain or not drafting:
-        return True  # a context too short to measure in
+            drafting.append(bench.round(budget))
     plain_s = statistics.median(timing.total_s for timing in plain)
     round_s = statistics.median(timing.total_s for timing in drafting)
     known_s = cost.round_s(drafting[0].num_rows, num_slots(engine, budget))

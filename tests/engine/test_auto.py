@@ -155,6 +155,22 @@ def test_equal_to_plain_alone_and_in_a_mixed_batch(timed, skill, temperature):
         assert token_ids == alone(request)
 
 
+@pytest.mark.parametrize("costs", [CPU, GPU])
+@pytest.mark.parametrize("skill", [0.0, 0.7])
+def test_a_batch_is_never_slower_than_plain(timed, costs, skill):
+    """One market for four requests, joining together."""
+    engine, clock = timed(costs, skill, max_running=4)
+    spent = {}
+    for budget in ("auto", 0, "auto"):
+        for i in range(4):
+            engine.add(Request((i, 0, 2), 80, tree_budget=budget))
+        started = clock.now
+        while engine.has_work:
+            engine.step()
+        spent[budget] = clock.now - started
+    assert spent["auto"] <= spent[0] / 0.97
+
+
 def test_the_decision_is_in_the_stats(timed):
     engine, _ = timed(GPU, 0.6)
     stats = engine.generate(Request(PROMPT, 60, tree_budget="auto")).stats

@@ -7,6 +7,7 @@ import pytest
 
 from ddtree.budget.store import CostStore
 from ddtree.engine.measure import PROBE_BUDGETS, Timing, is_steady, measure_rounds, start_auto
+from ddtree.engine.request import Request
 from tests.scripted import scripted_engine
 
 ROW = {"4": 2.4, "16": 3.0, "64": 3.5}
@@ -70,3 +71,13 @@ def test_costs_from_a_busy_machine_are_not_kept(tmp_path, monkeypatch):
         cost.observe(1, cost.verify.at(1))
         cost.observe(9, before / 2)
     assert cost.verify.at(9) / cost.verify.at(1) < 0.75 * before / cost.verify.at(1)
+
+
+@pytest.mark.parametrize("max_context", [8, 12, 40])
+@pytest.mark.parametrize("skill", [0.0, 1.0])
+def test_a_short_context_is_measured_in_too(max_context, skill):
+    engine = scripted_engine(skill)
+    engine.config = replace(engine.config, max_context=max_context, max_tree_budget=16)
+    start_auto(engine, {"0": {"4": 2.0}}, limit_s=1)
+    assert not engine.has_work
+    assert engine.generate(Request((1, 2), max_context - 2, tree_budget="auto")).stats.output_tokens == max_context - 2
