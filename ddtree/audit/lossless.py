@@ -36,6 +36,7 @@ DEFAULT_BUDGETS = (0, 16, 32, 64, 128, 256, 512, 1024)
 TRANSFORMERS = "transformers"
 MOST_LOCALISED = 3  # mismatches that are localised; the others are listed
 LOCALISE_ROUNDS = 200
+ALWAYS_WHOLE = 2  # prompts that every budget is tried on, whichever their form
 GROUP = 4  # requests decoded side by side
 
 
@@ -72,6 +73,7 @@ class Audit:
         self.num_localised = 0
         self.lengths: dict[int, Counter] = {}
         self.inside = Inside(self)
+        self._met: set[tuple[str, float]] = set()  # texts that some form was audited of, by temperature
         self.answers: dict[tuple[Prompt, float], list[int]] = {}  # plain decoding's, by prompt and temperature
 
     def run(self, prompts: Sequence[Prompt]) -> Result:
@@ -103,7 +105,7 @@ class Audit:
 
     def _prompt(self, index: int, prompt: Prompt, temperature: float) -> None:
         """One prompt at one temperature."""
-        engine, drafting, pinned = self.engine, self.plan.drafting, self.plan.pinned
+        engine, drafting = self.engine, self.plan.drafting
         request = self.request(prompt, temperature)
         plain = self.generate(request)
         if plain is None:
@@ -113,22 +115,34 @@ class Audit:
         self.answers[prompt, temperature] = plain
         self.result.tokens += len(plain)
         self._check_stop(prompt, request, plain)
-        for budget in drafting if engine.drafter is not None else ():
+        # A text's other forms are other ids, no other engine: one budget in turn is enough for them.
+        whole = index < ALWAYS_WHOLE or (prompt.id, temperature) not in self._met
+        self._met.add((prompt.id, temperature))
+        turn = index % max(len(drafting), 1)
+        for budget in (drafting if whole else drafting[turn : turn + 1]) if engine.drafter is not None else ():
             self._against(prompt, request, plain, budget, None, f"budget {budget}")
         if drafting:
-            scripts, block = [[*prompt.token_ids, *plain]], engine.block_size
-            budget = min(pinned[index % len(pinned)], 256)
-            vocabulary = engine.vocab_size
-            self._against(
-                prompt, request, plain, budget, lambda: knowing(scripts, vocabulary, block, index), f"budget {budget}, knowing drafter"
-            )
-            self._against(
-                prompt, request, plain, budget, lambda: ignorant(vocabulary, block, index), f"budget {budget}, wrong drafter"
-            )
-            for forge in (self._forged_stop, self._stop_string):
-                forge(prompt, request, plain, budget, lambda: knowing(scripts, vocabulary, block, index))
-        if self.reference is not None and not temperature:
+            self._scripted(index, prompt, request, plain)
+        if self.reference is not None and whole and not temperature:
             self._against_reference(prompt, request, plain)
+
+    def _scripted(self, index: int, prompt: Prompt, request: Request, plain: list[int]) -> None:
+        """Drafters that know the answer, or nothing, and forged stops; what takes a round a token takes turns."""
+        engine, pinned = self.engine, self.plan.pinned
+        scripts, block, vocabulary = [[*prompt.token_ids, *plain]], engine.block_size, engine.vocab_size
+        budget = min(pinned[index % len(pinned)], 256)
+
+        def know():
+            return knowing(scripts, vocabulary, block, index)
+
+        self._against(prompt, request, plain, budget, know, f"budget {budget}, knowing drafter")
+        if index % 3 == 0:
+            name = f"budget {budget}, wrong drafter"
+            self._against(prompt, request, plain, budget, lambda: ignorant(vocabulary, block, index), name)
+        if index < ALWAYS_WHOLE or index % 2 == 0:
+            self._forged_stop(prompt, request, plain, budget, know)
+        if index < ALWAYS_WHOLE or index % 2:
+            self._stop_string(prompt, request, plain, budget, know)
 
     def request(self, prompt: Prompt, temperature: float, budget: int = 0) -> Request:
         return Request(
@@ -177,7 +191,7 @@ class Audit:
 
     def _forged_stop(self, prompt: Prompt, request: Request, plain: list[int], budget: int, drafter) -> None:
         """Stop in the middle of the answer, inside an accepted run more often than not: by id, and as a stop string does."""
-        for place, by_text in ((len(plain) // 2, False), (2 * len(plain) // 3, True)):
+        for place, by_text in ((len(plain) // 3, False), (len(plain) // 2, False), (2 * len(plain) // 3, True)):
             stop = plain[place]
             if stop in request.eos_token_ids:
                 continue

@@ -79,17 +79,23 @@ def encode_all(
     texts: Sequence[tuple[str, str]],
     chat: Callable = chat_ids,
     raw: Callable = raw_ids,
-    thinking: Sequence[bool] = (True, False),
+    thinking: Sequence[bool] | None = None,
 ) -> list[Prompt]:
     """Every text in both of the endpoints' forms: as a chat where the model has a template, with each of `thinking`
-    where that knows the switch, and as a raw completion."""
-    switches = tuple(thinking) if knows_thinking(tokenizer.chat_template) else (None,)
-    prompts = []
-    for name, text in texts:
-        for switch in switches if tokenizer.chat_template else ():
+    where that knows the switch (None: on and off in turn), and as a raw completion."""
+    knows, prompts = knows_thinking(tokenizer.chat_template), []
+    for number, (name, text) in enumerate(texts):
+        for switch in switches_of(thinking, number, knows) if tokenizer.chat_template else ():
             prompts.append(Prompt(name, CHAT, text, tuple(chat(tokenizer, text, switch)), switch))
         prompts.append(Prompt(name, RAW, text, tuple(raw(tokenizer, text))))
     return [prompt for prompt in prompts if prompt.token_ids]
+
+
+def switches_of(thinking: Sequence[bool] | None, number: int, knows: bool) -> tuple[bool | None, ...]:
+    """The thinking switches for text `number`; (None,) where the template knows none."""
+    if not knows:
+        return (None,)
+    return (number % 2 == 0,) if thinking is None else tuple(thinking)
 
 
 def prompt_fault(tokenizer: Tokenizer, prompt: Prompt) -> str | None:

@@ -22,7 +22,7 @@ from ddtree.audit.findings import (
     first_difference,
 )
 from ddtree.audit.lossless import GROUP, Plan
-from ddtree.audit.prompts import CHAT, RAW, Prompt, prompt_fault
+from ddtree.audit.prompts import CHAT, RAW, Prompt, prompt_fault, switches_of
 from ddtree.audit.served_checks import count_fault, prompt_faults, stop_piece, stream_fault
 from ddtree.client import Answer, HttpNoise, Refused, ServerClient, answer_of, answer_of_stream
 
@@ -67,7 +67,7 @@ class ServedAudit:
         self.is_ddtree = False
         self.noise: HttpNoise | None = None
 
-    def run(self, texts: Sequence[tuple[str, str]], thinking: Sequence[bool] = (True, False)) -> Result:
+    def run(self, texts: Sequence[tuple[str, str]], thinking: Sequence[bool] | None = None) -> Result:
         """Every text in every form that the server takes."""
         cases = self._cases(texts, thinking)
         result = self.result
@@ -108,12 +108,12 @@ class ServedAudit:
             forms.append(form)
         if not forms:
             raise ValueError(f"--url {self.client.url}: neither chat nor raw completions are answered: {self.result.unchecked[-1]}")
-        switches = tuple(thinking) if CHAT in forms and self._knows_thinking(first) else (None,)
+        knows = CHAT in forms and self._knows_thinking(first)
         return [
             Case(name, form, text, switch, temperature)
-            for name, text in texts
+            for number, (name, text) in enumerate(texts)
             for form in forms
-            for switch in (switches if form == CHAT else (None,))
+            for switch in (switches_of(thinking, number, knows) if form == CHAT else (None,))
             for temperature in (self.plan.temperatures if self.is_ddtree else (0.0,))
         ]
 

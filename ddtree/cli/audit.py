@@ -11,7 +11,7 @@ from pathlib import Path
 from ddtree.cli.flags import add_model, temperature, tree_budget, whole
 
 DEFAULT_MODEL = "smollm2"
-THINKING = {"on": (True,), "off": (False,), "both": (True, False)}
+THINKING = {None: None, "on": (True,), "off": (False,), "both": (True, False)}
 
 
 def budgets(text: str) -> tuple[int | str, ...]:
@@ -40,7 +40,7 @@ def add_audit(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, help="for temperatures above 0 (default: 0)")
     parser.add_argument(
-        "--thinking", choices=("on", "off", "both"), default="both", help="where the template knows it (default: both)"
+        "--thinking", choices=("on", "off", "both"), help="where the template knows it (default: on and off in turn, by prompt)"
     )
     parser.add_argument(
         "--reference", action=argparse.BooleanOptionalAction, help="compare with transformers (default: for small models)"
