@@ -1,6 +1,9 @@
-"""Clients built on the official ones, where they are installed (`pip install langchain-openai litellm`; both are large)."""
+"""Other clients where they are installed: LangChain and LiteLLM (`pip install langchain-openai litellm`, both large), npm's."""
 
 import json
+import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 from pydantic import BaseModel
@@ -57,3 +60,18 @@ def test_litellm(url):
     assert answer.choices[0].message.content == "Sure." and json.loads(call.function.arguments)["city"] == "Rom"
     text = "".join(chunk.choices[0].delta.content or "" for chunk in litellm.completion(**fields, stream=True))
     assert text == f"Sure.\n{CALL}"
+
+
+def test_npm_clients(url):
+    """`npm install openai @anthropic-ai/sdk` in the checkout puts them where node looks."""
+    script = Path(__file__).with_name("npm_clients.mjs")
+    if shutil.which("node") is None or not (script.parents[2] / "node_modules" / "openai").is_dir():
+        pytest.skip("node, or the packages openai and @anthropic-ai/sdk in node_modules, are not installed")
+    command = ["node", str(script), url.removesuffix("/v1")]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout)
+    assert found.pop("error") == [400, "temperature"] and found.pop("counted") is True
+    assert len(found) == 6
+    for text, arguments in found.values():
+        assert text == "Sure." and arguments == {"city": "Rom", "unit": "c"}
