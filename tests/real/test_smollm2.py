@@ -70,4 +70,4 @@ def test_the_first_impression_comes_from_the_card(pair):
     card = acceptance_of(pair.source.drafter)
     assert 2 < acceptance_at(card["0"], 8) < acceptance_at(card["0"], 64)
     assert best_budget(card["0"], lambda budget: 1.3 + 0.1 * budget) in (4, 8)
-    assert best_budget(card["0"], lambda budget: 1.3 + 0.001 * budget) == 64
+    assert best_budget(card["0"], lambda budget: 1.3 + 0.001 * budget) >= 64
