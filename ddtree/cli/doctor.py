@@ -91,6 +91,7 @@ def _model_checks(args: argparse.Namespace, source, tokenizer) -> Iterator:
 
 
 def _self_test(args: argparse.Namespace, source, tokenizer) -> Iterator:
+    from ddtree.doctor import FAILED, Check
     from ddtree.doctor.selftest import hybrid_check
     from ddtree.engine.loading import pick_device, pick_dtype
     from ddtree.sources import resolve
@@ -109,8 +110,13 @@ def _self_test(args: argparse.Namespace, source, tokenizer) -> Iterator:
     for name in EMBEDDED:
         # A pair that lies in the package costs nothing to try; one that would have to be fetched is left alone.
         if name != args.model and shipped(name):
-            found = resolve(name)
-            yield _model_test(args, found, Tokenizer.load(found.target))
+            try:
+                found = resolve(name)
+                own = Tokenizer.load(found.target)
+            except ValueError as error:
+                yield Check("self-test", name, FAILED, str(error), "install ddtree again: what it ships is damaged")
+                continue
+            yield _model_test(args, found, own)
 
 
 def _model_test(args: argparse.Namespace, source, tokenizer):
