@@ -100,7 +100,10 @@ class Xgrammar:
 
         self._library = xgrammar
         self._info = xgrammar.TokenizerInfo(
-            tokens, vocab_type=xgrammar.VocabType.RAW, vocab_size=len(tokens), stop_token_ids=[min(tokenizer.eos_token_ids)]
+            tokens,
+            vocab_type=xgrammar.VocabType.RAW,
+            vocab_size=len(tokens),
+            stop_token_ids=[min(tokenizer.eos_token_ids)],
         )
         self._mask = xgrammar.allocate_token_bitmask(1, len(tokens))
 

@@ -2,8 +2,8 @@
 
 A stub engine emits a fixed text, `--step` tokens a round, as a real one would after speculation. The process's CPU time
 over one stream, less that of a stream of one token, over the tokens between; the client reads raw bytes inside the same
-process, so its share is in the figure. The settings of a row: plain; n = 4; logprobs with 5 alternatives; a grammar (the
-masks of a tree of `--step` nodes per round, at the real vocabulary). For people a table; the last line is JSON.
+process, so its share is in the figure; a socket's is not. The rows: plain; n = 4; logprobs with 5 alternatives; a
+grammar (the masks of a tree of `--step` nodes per round, at the real vocabulary). The last line is JSON.
 
     python -m benchmarks.server_overhead
 """
@@ -35,7 +35,11 @@ TEXT = (
     'heavy stones grind grain into flour — "fein gemahlen", as the miller says. '
 )
 DOCUMENT = json.dumps({"lines": [TEXT] * 40}, ensure_ascii=False)
-SCHEMA = {"type": "object", "properties": {"lines": {"type": "array", "items": {"type": "string"}}}, "required": ["lines"]}
+SCHEMA = {
+    "type": "object",
+    "properties": {"lines": {"type": "array", "items": {"type": "string"}}},
+    "required": ["lines"],
+}
 
 
 class StubEngine:
@@ -165,7 +169,9 @@ def main() -> None:
             found = measure(app, body, len(token_ids), args.repeats)
             rows.append({"step": step, "setting": name, "ms_per_token": round(statistics.median(found), 4)})
             rows[-1] |= {"least": round(min(found), 4), "most": round(max(found), 4)}
-            print(f"{step} a round  {name:26} {rows[-1]['ms_per_token']:.4f} ms a token ({min(found):.4f}–{max(found):.4f})")
+            print(
+                f"{step} a round  {name:26} {rows[-1]['ms_per_token']:.4f} ms a token ({min(found):.4f}–{max(found):.4f})"
+            )
         worker.stop()
     result = {"tokens": len(token_ids), "repeats": args.repeats, "python": platform.python_version(), "rows": rows}
     if args.out:

@@ -63,7 +63,9 @@ class LogitAdjuster:
         adjusted = self._weigh(logits)
         if self._params.penalised and len(parents) > 1:
             self._weigh_paths(logits, adjusted, token_ids, walk)
-        self._forbid_ends(adjusted, np.bincount(np.concatenate([nodes for nodes, _ in walk]), minlength=len(parents)) - 1)
+        self._forbid_ends(
+            adjusted, np.bincount(np.concatenate([nodes for nodes, _ in walk]), minlength=len(parents)) - 1
+        )
         return adjusted if allowed is None else forbid(adjusted, allowed)
 
     def draft(self, logits: Tensor, allowed: np.ndarray | None = None) -> Tensor:
@@ -88,7 +90,9 @@ class LogitAdjuster:
         """Correct the K entries whose token lies on the node's path: the same arithmetic with the path's counts."""
         vocab_size = logits.shape[-1]
         # The root is emitted and counted already.
-        keys = [nodes * vocab_size + token_ids[ancestors] for nodes, ancestors in ((n[a > 0], a[a > 0]) for n, a in walk)]
+        keys = [
+            nodes * vocab_size + token_ids[ancestors] for nodes, ancestors in ((n[a > 0], a[a > 0]) for n, a in walk)
+        ]
         keys, counts = np.unique(np.concatenate(keys), return_counts=True)
         rows, columns = (torch.from_numpy(each).to(self._device) for each in np.divmod(keys, vocab_size))
         counts = self._counts[columns] + torch.from_numpy(counts).to(self._device)

@@ -129,7 +129,8 @@ ANTHROPIC_TYPES = {
 
 def anthropic_envelope(status: int, message: str) -> dict:
     """Anthropic's error object, for /v1/messages."""
-    return {"type": "error", "error": {"type": ANTHROPIC_TYPES.get(status, "invalid_request_error"), "message": message}}
+    kind = ANTHROPIC_TYPES.get(status, "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": message}}
 
 
 def shown(value: object, limit: int = 80) -> str:

@@ -42,7 +42,9 @@ def chat_of(body: MessagesRequest) -> ChatRequest:
         fields["tool_choice"] = {"type": "function", "function": {"name": choice.get("name")}}
     elif choice:
         if choice.get("type") not in CHOICES:
-            raise InvalidRequest(f"tool_choice.type: expected auto, any, tool or none, got {shown(choice.get('type'))}", "tool_choice")
+            raise InvalidRequest(
+                f"tool_choice.type: expected auto, any, tool or none, got {shown(choice.get('type'))}", "tool_choice"
+            )
         fields["tool_choice"] = CHOICES[choice["type"]]
     if choice.get("disable_parallel_tool_use"):
         fields["parallel_tool_calls"] = False
@@ -90,7 +92,10 @@ def _messages(body: CountTokensRequest) -> list[dict[str, Any]]:
         else:
             messages.append(_assistant(content, where))
     if messages[-1]["role"] == "assistant":
-        raise InvalidRequest("messages: the last one is the assistant's, and to continue it is not supported: end with the user", "messages")
+        raise InvalidRequest(
+            "messages: the last one is the assistant's, and to continue it is not supported: end with the user",
+            "messages",
+        )
     return messages
 
 
@@ -119,8 +124,13 @@ def _assistant(content: Any, where: str) -> dict[str, Any]:
         if kind == "tool_use":
             if not isinstance(block.get("input", {}), dict):
                 raise InvalidRequest(f"{here}.input: expected an object, got {shown(block['input'])}", here)
-            function = {"name": block.get("name"), "arguments": json.dumps(block.get("input") or {}, ensure_ascii=False)}
-            message.setdefault("tool_calls", []).append({"id": block.get("id"), "type": "function", "function": function})
+            function = {
+                "name": block.get("name"),
+                "arguments": json.dumps(block.get("input") or {}, ensure_ascii=False),
+            }
+            message.setdefault("tool_calls", []).append(
+                {"id": block.get("id"), "type": "function", "function": function}
+            )
         elif kind == "thinking":
             message["reasoning_content"] = message.get("reasoning_content", "") + str(block.get("thinking") or "")
         elif kind != "redacted_thinking":
@@ -141,14 +151,18 @@ def _text(content: Any, where: str) -> str:
     texts = []
     for i, block in enumerate(_blocks(content, where)):
         if block.get("type") != "text" or not isinstance(block.get("text"), str):
-            raise InvalidRequest(f"{where}[{i}]: {shown(block.get('type'))} blocks are not supported: this server reads text only", where)
+            raise InvalidRequest(
+                f"{where}[{i}]: {shown(block.get('type'))} blocks are not supported: this server reads text only", where
+            )
         texts.append(block["text"])
     return "\n".join(texts)
 
 
 def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
     if tool.get("type") not in (None, "custom") or "input_schema" not in tool:
-        raise InvalidRequest(f"{where}: only tools with an input_schema are supported, got type {shown(tool.get('type'))}", where)
+        raise InvalidRequest(
+            f"{where}: only tools with an input_schema are supported, got type {shown(tool.get('type'))}", where
+        )
     function = {"name": tool.get("name"), "description": tool.get("description"), "parameters": tool["input_schema"]}
     if tool.get("strict") is not None:
         function["strict"] = tool["strict"]

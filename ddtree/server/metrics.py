@@ -1,7 +1,7 @@
 """Prometheus metrics, under the suffixes that vLLM's dashboards graph and the prefix `ddtree:`.
 
-Fed by the engine's thread, rendered in the event loop; prometheus_client locks each value. Counters of rounds are booked
-when a request ends, for then its stats are complete; token counters and latencies as tokens come.
+Fed by the engine's thread, rendered in the event loop; prometheus_client locks each value. Counters of rounds are
+booked when a request ends, for then its stats are complete; token counters and latencies as tokens come.
 """
 
 from __future__ import annotations

@@ -89,9 +89,14 @@ def document() -> dict[str, Any]:
     for method, path, summary, body, answer in ROUTES:
         operation: dict[str, Any] = {"summary": summary, "responses": _responses(answer, method)}
         if body is not None:
-            operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": _reference(body, components)}}}
+            operation["requestBody"] = {
+                "required": True,
+                "content": {"application/json": {"schema": _reference(body, components)}},
+            }
         if "{model_id}" in path:
-            operation["parameters"] = [{"name": "model_id", "in": "path", "required": True, "schema": TEXT | {"minLength": 1}}]
+            operation["parameters"] = [
+                {"name": "model_id", "in": "path", "required": True, "schema": TEXT | {"minLength": 1}}
+            ]
         paths[path] = {method: operation}
     security = {"key": {"type": "http", "scheme": "bearer"}}
     return {

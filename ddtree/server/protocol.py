@@ -217,9 +217,8 @@ class ChatRequest(Generation):
         named = isinstance(value, dict) and value.get("type") == "function" and isinstance(value.get("function"), dict)
         if value in (None, "none", "auto", "required") or named and isinstance(value["function"].get("name"), str):
             return value
-        raise ValueError(
-            f'must be "none", "auto", "required" or {{"type": "function", "function": {{"name": …}}}}, got {shown(value)}'
-        )
+        form = '{"type": "function", "function": {"name": …}}'
+        raise ValueError(f'must be "none", "auto", "required" or {form}, got {shown(value)}')
 
     @model_validator(mode="after")
     def _choice_fits_tools(self) -> ChatRequest:

@@ -48,7 +48,9 @@ def chat_of(body: ResponsesRequest) -> ChatRequest:
             raise InvalidRequest(f"include: {shown(wish)} is not supported: leave it out", "include")
     effort = (body.reasoning or {}).get("effort")
     if effort not in EFFORTS:
-        raise InvalidRequest(f'reasoning.effort: only "medium" and "none" are supported, got {shown(effort)}', "reasoning.effort")
+        raise InvalidRequest(
+            f'reasoning.effort: only "medium" and "none" are supported, got {shown(effort)}', "reasoning.effort"
+        )
     if EFFORTS[effort] is not None:
         fields.setdefault("enable_thinking", EFFORTS[effort])
     try:
@@ -92,7 +94,8 @@ def _add_item(messages: list[dict[str, Any]], item: dict[str, Any], where: str) 
     else:
         what = f"role {shown(item.get('role'))}" if kind == "message" else f"type {shown(kind)}"
         raise InvalidRequest(
-            f"{where}: {what} is not supported: send message, function_call, function_call_output or reasoning items", where
+            f"{where}: {what} is not supported: send message, function_call, function_call_output or reasoning items",
+            where,
         )
 
 
@@ -125,7 +128,7 @@ def _is_refusal(part: Any) -> bool:
 def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
     if tool.get("type") != "function":
         raise InvalidRequest(f"{where}.type: only function tools are supported, got {shown(tool.get('type'))}", where)
-    # Here `strict` is true unless said otherwise, but clients send what strict schemas forbid; only an explicit one counts.
+    # Here `strict` is true unless said otherwise, but clients send what strict schemas forbid: only an explicit one counts.
     names = ("name", "description", "parameters", "strict")
     return {"type": "function", "function": {name: tool[name] for name in names if tool.get(name) is not None}}
 
@@ -139,9 +142,13 @@ def _tool_choice(choice: Any) -> Any:
 def _format(text: dict[str, Any]) -> dict[str, Any] | None:
     """`text.format` has the schema one level higher than chat's response_format."""
     if text.get("verbosity") not in (None, "medium"):
-        raise InvalidRequest(f'text.verbosity: only "medium" is supported, got {shown(text["verbosity"])}', "text.verbosity")
+        raise InvalidRequest(
+            f'text.verbosity: only "medium" is supported, got {shown(text["verbosity"])}', "text.verbosity"
+        )
     found = text.get("format")
     if isinstance(found, dict) and found.get("type") == "json_schema":
-        inner = {name: found[name] for name in ("name", "description", "schema", "strict") if found.get(name) is not None}
+        inner = {
+            name: found[name] for name in ("name", "description", "schema", "strict") if found.get(name) is not None
+        }
         return {"type": "json_schema", "json_schema": inner}
     return found

@@ -46,7 +46,10 @@ class ResponsesWire:
 
     def begin(self, choices: Sequence[Choice]) -> list[bytes]:
         """See stream.WireShape."""
-        return [self._event(f"response.{name}", response=self._frame("in_progress", [])) for name in ("created", "in_progress")]
+        return [
+            self._event(f"response.{name}", response=self._frame("in_progress", []))
+            for name in ("created", "in_progress")
+        ]
 
     def step(self, piece: Piece, choices: Sequence[Choice]) -> list[bytes]:
         """See stream.WireShape."""
@@ -74,15 +77,23 @@ class ResponsesWire:
         item = self._items.items[place]
         where: dict[str, Any] = {"output_index": place, "item_id": _item_id(item)}
         part = where | {"content_index": 0}
-        kind = {ItemKind.THOUGHT: "reasoning_text", ItemKind.TEXT: "output_text"}.get(item.kind, "function_call_arguments")
+        kind = {ItemKind.THOUGHT: "reasoning_text", ItemKind.TEXT: "output_text"}.get(
+            item.kind, "function_call_arguments"
+        )
         logprobs = {"logprobs": []} if item.kind is ItemKind.TEXT else {}
         if change is Change.OPENED:
-            added = self._event("response.output_item.added", output_index=place, item=self._item(item, "in_progress", empty=True))
+            added = self._event(
+                "response.output_item.added", output_index=place, item=self._item(item, "in_progress", empty=True)
+            )
             if item.kind is ItemKind.CALL:
                 return [added]
             return [added, self._event("response.content_part.added", **part, part=_part(item.kind, ""))]
         if change is Change.GREW:
-            return [self._event(f"response.{kind}.delta", **(where if item.kind is ItemKind.CALL else part), delta=text, **logprobs)]
+            return [
+                self._event(
+                    f"response.{kind}.delta", **(where if item.kind is ItemKind.CALL else part), delta=text, **logprobs
+                )
+            ]
         if item.kind is ItemKind.CALL:
             done = [self._event(f"response.{kind}.done", **where, arguments=item.text, name=item.name)]
         else:
@@ -96,7 +107,12 @@ class ResponsesWire:
         shaped = {"id": _item_id(item), "status": status}
         if item.kind is ItemKind.CALL:
             arguments = "" if empty else item.text
-            return shaped | {"type": "function_call", "call_id": f"call_{item.id}", "name": item.name, "arguments": arguments}
+            return shaped | {
+                "type": "function_call",
+                "call_id": f"call_{item.id}",
+                "name": item.name,
+                "arguments": arguments,
+            }
         content = [] if empty else [_part(item.kind, item.text)]
         if item.kind is ItemKind.THOUGHT:
             return shaped | {"type": "reasoning", "summary": [], "content": content}

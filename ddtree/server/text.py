@@ -87,7 +87,8 @@ class Text:
         except ValueError as error:
             raise _named(error) from None
         token_ids = self.encode(rendered, "messages", add_special_tokens=False)
-        tools = tuple(Tool(each["function"]["name"], each["function"].get("parameters") or {}) for each in body.tools_told)
+        functions = [each["function"] for each in body.tools_told]
+        tools = tuple(Tool(function["name"], function.get("parameters") or {}) for function in functions)
         return Prompt(tuple(token_ids), thought_state(rendered, template), tools, format or ToolFormat.HERMES)
 
     def grammar(self, body: Generation, prompt: Prompt, vocab_size: int) -> Grammar | None:

@@ -1,7 +1,7 @@
 """Which tokens a grammar lets follow each node of a draft tree; the only place that knows llguidance.
 
-A grammar is Lark text (`schema_lark`, `text.tools`). One matcher stands after the emitted tokens; for a tree it walks down
-each branch and rolls back, so every node is judged by its own path. Letters: N nodes, V vocabulary.
+A grammar is Lark text (`schema_lark`, `text.tools`). One matcher stands after the emitted tokens; for a tree it walks
+down each branch and rolls back, so every node is judged by its own path. Letters: N nodes, V vocabulary.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class GrammarCompiler:
         end_token_ids: Collection[int],
         literal_ids: Collection[int] = frozenset(),
     ) -> None:
-        """`vocab_size` is the model's, `end_token_ids` may follow only a complete text, `literal_ids` are text though special."""
+        """`vocab_size` is the model's, `end_token_ids` may follow only a complete text; `literal_ids` are text though
+        special."""
         from llguidance import LLTokenizer, TokenizerWrapper
 
         self._ends = frozenset(end_token_ids)
@@ -52,7 +53,9 @@ class _Words:
 
     bos_token_id = None
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, special_ids: Collection[int], ends: Collection[int]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, vocab_size: int, special_ids: Collection[int], ends: Collection[int]
+    ) -> None:
         self._encode = tokenizer.encode
         self.tokens = [tokenizer.token_bytes(token_id) for token_id in range(min(tokenizer.vocab_size, vocab_size))]
         self.special_token_ids = sorted(special_ids | set(ends))

@@ -155,7 +155,9 @@ def _xml_rules(i: int, tool: Tool) -> list[str]:
     rules, order = [], []
     for k, (name, value) in enumerate((schema.get("properties") or {}).items()):
         order.append(f"param_{i}_{k}" + ("" if name in required else "?"))
-        rules.append(f"param_{i}_{k}: {json.dumps(f'<parameter={name}>' + chr(10))} {_xml_value(i, k, value, schema, rules)}")
+        rules.append(
+            f"param_{i}_{k}: {json.dumps(f'<parameter={name}>' + chr(10))} {_xml_value(i, k, value, schema, rules)}"
+        )
     head = json.dumps(f"<function={tool.name}>\n")
     return [f'tool_{i}: {head} {" ".join(order)} "</function>"', *rules]
 

@@ -110,7 +110,7 @@ def test_logprobs_are_cut_where_the_tokens_are():
 
 
 def test_a_trees_rows_equal_plain_rows_bit_by_bit():
-    """Random trees and a vocabulary that no vector width divides: every row against the same history as a chain of one."""
+    """Random trees, a vocabulary that no vector width divides: each row against the same history without a tree."""
     generator, vocab_size = np.random.default_rng(0), 1003
     params = SamplingParams(
         presence_penalty=0.37, frequency_penalty=0.21, repetition_penalty=1.13, logit_bias=((5, 0.7), (1002, -3.3))
@@ -132,7 +132,9 @@ def test_a_trees_rows_equal_plain_rows_bit_by_bit():
                 above = parents[above]
             plain = LogitAdjuster(params, (1, 2, 1000), (), vocab_size, device)
             plain.follow([1, 2, 1000, *emitted, *reversed(path)])
-            assert torch.equal(plain(logits[node : node + 1], token_ids[node : node + 1], np.array([-1]))[0], rows[node])
+            assert torch.equal(
+                plain(logits[node : node + 1], token_ids[node : node + 1], np.array([-1]))[0], rows[node]
+            )
 
 
 def test_a_bias_outside_the_vocabulary_is_refused():

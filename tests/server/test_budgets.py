@@ -132,7 +132,13 @@ def test_banned_tokens_never_come_and_wanted_ones_do(client):
 
 def test_eight_clients_at_once_each_get_what_they_get_alone(client):
     bodies = [
-        {"prompt": [[i], [i, 3]], "temperature": 0.3 * (i % 3), "seed": i, "tree_budget": BUDGETS[i % 4], "max_tokens": 9 + i}
+        {
+            "prompt": [[i], [i, 3]],
+            "temperature": 0.3 * (i % 3),
+            "seed": i,
+            "tree_budget": BUDGETS[i % 4],
+            "max_tokens": 9 + i,
+        }
         | ([{}, {"stop": "e"}, {"presence_penalty": 1.0}, {"logprobs": 1}][i % 4])
         for i in range(8)
     ]

@@ -49,13 +49,17 @@ def claude(scripted):
 
 
 def test_openai_chat_whole_and_streamed(gpt):
-    answer = gpt.chat.completions.create(model="toy", messages=HI, tools=[WEATHER], extra_body={"tree_budget": 4, "return_token_ids": True})
+    answer = gpt.chat.completions.create(
+        model="toy", messages=HI, tools=[WEATHER], extra_body={"tree_budget": 4, "return_token_ids": True}
+    )
     message = answer.choices[0].message
     assert (message.content, message.reasoning_content) == ("naïve 😀", "hm")
     assert json.loads(message.tool_calls[0].function.arguments) == {"city": "Rom", "unit": "c"}
     assert answer.choices[0].finish_reason == "tool_calls" and answer.choices[0].token_ids[-1] == EOS
     assert answer.ddtree["tree_budget"] == 4 and answer.usage.completion_tokens == answer.ddtree["output_tokens"]
-    with gpt.chat.completions.stream(model="toy", messages=HI, tools=[WEATHER], stream_options={"include_usage": True}) as stream:
+    with gpt.chat.completions.stream(
+        model="toy", messages=HI, tools=[WEATHER], stream_options={"include_usage": True}
+    ) as stream:
         kinds = {event.type for event in stream}
         final = stream.get_final_completion()
     assert {"content.delta", "tool_calls.function.arguments.delta", "tool_calls.function.arguments.done"} <= kinds
@@ -66,7 +70,9 @@ def test_openai_chat_whole_and_streamed(gpt):
 def test_openai_completions_models_and_errors(gpt, scripted):
     answer = gpt.completions.create(model="toy", prompt=["a", "b"], max_tokens=3, n=2)
     assert [choice.text for choice in answer.choices] == ["hm<"] * 4
-    text = "".join(chunk.choices[0].text for chunk in gpt.completions.create(model="toy", prompt="a", max_tokens=5, stream=True))
+    text = "".join(
+        chunk.choices[0].text for chunk in gpt.completions.create(model="toy", prompt="a", max_tokens=5, stream=True)
+    )
     assert text == "hm</t"
     assert [model.id for model in gpt.models.list()] == ["toy", "org/alias"]
     assert gpt.models.retrieve("org/alias").id == "org/alias"
@@ -87,7 +93,12 @@ def test_openai_parses_json_schema(wild):
     with openai.OpenAI(base_url=f"{wild}/v1", api_key="none") as client:
         for budget in (0, 16):
             answer = client.chat.completions.parse(
-                model="m", messages=HI, response_format=Flags, seed=4, max_tokens=300, extra_body={"tree_budget": budget}
+                model="m",
+                messages=HI,
+                response_format=Flags,
+                seed=4,
+                max_tokens=300,
+                extra_body={"tree_budget": budget},
             )
             assert isinstance(answer.choices[0].message.parsed, Flags)
         assert answer.ddtree["mode"] == "ddtree" and answer.ddtree["mean_acceptance_length"] > 1
@@ -145,7 +156,11 @@ def test_anthropic_messages(claude):
     assert text == "naïve 😀" == final.content[1].text and final.content[2].input == answer.content[2].input
     assert final.usage.output_tokens == answer.usage.output_tokens
     result = {"type": "tool_result", "tool_use_id": answer.content[2].id, "content": "21"}
-    history = [*HI, {"role": "assistant", "content": [block.model_dump() for block in answer.content]}, {"role": "user", "content": [result]}]
+    history = [
+        *HI,
+        {"role": "assistant", "content": [block.model_dump() for block in answer.content]},
+        {"role": "user", "content": [result]},
+    ]
     counted = claude.messages.count_tokens(model="toy", messages=history, tools=[tool])
     again = claude.messages.create(model="toy", max_tokens=5, messages=history, tools=[tool])
     assert counted.input_tokens == again.usage.input_tokens and again.stop_reason == "max_tokens"

@@ -34,7 +34,9 @@ def blocks_of(events):
             content.append({**each["content_block"], "_json": ""})
         elif each["type"] == "content_block_delta":
             delta = each["delta"]
-            name = {"text_delta": "text", "thinking_delta": "thinking", "input_json_delta": "partial_json"}[delta["type"]]
+            name = {"text_delta": "text", "thinking_delta": "thinking", "input_json_delta": "partial_json"}[
+                delta["type"]
+            ]
             content[each["index"]]["_json" if name == "partial_json" else name] += delta[name]
     for block in content:
         arguments = block.pop("_json")
@@ -51,7 +53,9 @@ def without_ids(content):
 def test_thinking_text_and_tool_use(step_size):
     template = TOOLS_TEMPLATE + "<think>\n"
     with serving(ScriptEngine(f"hm</think>\n\nSure.\n{CALL}", step_size), template, facts=ROOMY) as client:
-        whole = send(client, tools=[TOOL], system=[{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}]).json()
+        whole = send(
+            client, tools=[TOOL], system=[{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}]
+        ).json()
         events = events_of(client, tools=[TOOL])
     assert (whole["type"], whole["role"], whole["stop_reason"]) == ("message", "assistant", "tool_use")
     thinking, text, use = whole["content"]
@@ -119,13 +123,21 @@ def test_demanded_tools_at_every_budget():
             assert without_ids(answers[0]["content"]) == without_ids(answers[1]["content"])
             (use,) = answers[0]["content"]
             assert use["input"]["unit"] in ("c", "f") and answers[0]["stop_reason"] == "tool_use"
-        assert send(client, tools=[TOOL], tool_choice={"type": "none"}, max_tokens=3).json()["content"][0]["type"] == "text"
+        assert (
+            send(client, tools=[TOOL], tool_choice={"type": "none"}, max_tokens=3).json()["content"][0]["type"]
+            == "text"
+        )
 
 
 def test_key_in_either_header():
     with serving(api_key="k") as client:
         body = {"messages": HI, "max_tokens": 2}
-        for headers, status in (({}, 401), ({"x-api-key": "no"}, 401), ({"x-api-key": "k"}, 200), ({"Authorization": "Bearer k"}, 200)):
+        for headers, status in (
+            ({}, 401),
+            ({"x-api-key": "no"}, 401),
+            ({"x-api-key": "k"}, 200),
+            ({"Authorization": "Bearer k"}, 200),
+        ):
             response = client.post(PATH, body, headers=headers)
             assert response.status_code == status
             if status == 401:

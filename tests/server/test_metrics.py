@@ -40,7 +40,9 @@ def test_counters_agree_with_the_answers():
     assert found["ddtree:spec_decode_num_draft_tokens_total"] == total("nodes_verified", drafted)
     accepted = total("accepted_tokens", reports)
     assert found["ddtree:spec_decode_num_accepted_tokens_total"] == accepted > 0
-    per_depth = [v for name, v in found.items() if name.startswith("ddtree:spec_decode_num_accepted_tokens_per_pos_total")]
+    per_depth = [
+        v for name, v in found.items() if name.startswith("ddtree:spec_decode_num_accepted_tokens_per_pos_total")
+    ]
     assert sum(per_depth) == accepted and per_depth == sorted(per_depth, reverse=True)
     assert sum(v for name, v in found.items() if name.startswith("ddtree:request_success_total")) == 3
     assert found["ddtree:tree_nodes_count"] == 2 and found["ddtree:tree_budget_sum"] == 80
@@ -76,7 +78,9 @@ def test_metrics_before_the_engine_is_ready():
 PREFLIGHT = {"Origin": "http://page.test", "Access-Control-Request-Method": "POST"}
 
 
-@pytest.mark.parametrize(("origins", "answer"), [(("*",), "*"), (("http://page.test",), "http://page.test"), ((), None)])
+@pytest.mark.parametrize(
+    ("origins", "answer"), [(("*",), "*"), (("http://page.test",), "http://page.test"), ((), None)]
+)
 def test_cors(origins, answer):
     with serving(cors_origins=origins, api_key="k") as client:
         preflight = client.request("OPTIONS", "/v1/chat/completions", headers=PREFLIGHT)

@@ -1,4 +1,4 @@
-"""The server against its own OpenAPI document: whatever is sent, no 500 and no answer that the document does not allow."""
+"""The server against its own OpenAPI document: whatever is sent, no 500, no answer that the document does not allow."""
 
 import json
 
@@ -48,6 +48,8 @@ def _sent(case):
 def test_the_document_names_every_route(client):
     served = client.get("/openapi.json").json()
     assert served == document() and set(served["paths"]) == {path for _, path, *_ in ROUTES}
-    known = {(route.path.replace(":path", ""), *route.methods) for route in client.app.routes if hasattr(route, "methods")}
+    known = {
+        (route.path.replace(":path", ""), *route.methods) for route in client.app.routes if hasattr(route, "methods")
+    }
     named = {(path, method.upper()) for method, path, *_ in ROUTES} | {("/openapi.json", "GET")}
     assert named == known

@@ -1,4 +1,4 @@
-"""Other clients where they are installed: LangChain and LiteLLM (`pip install langchain-openai litellm`, both large), npm's."""
+"""Other clients where they are installed: LangChain, LiteLLM (`pip install langchain-openai litellm`, large), npm's."""
 
 import json
 import shutil
@@ -54,7 +54,12 @@ def test_langchain(url, wild_url):
 
 def test_litellm(url):
     litellm = pytest.importorskip("litellm", reason="litellm is not installed")
-    fields = {"model": "openai/toy", "api_base": url, "api_key": "none", "messages": [{"role": "user", "content": "hi"}]}
+    fields = {
+        "model": "openai/toy",
+        "api_base": url,
+        "api_key": "none",
+        "messages": [{"role": "user", "content": "hi"}],
+    }
     answer = litellm.completion(**fields, tools=[WEATHER])
     call = answer.choices[0].message.tool_calls[0]
     assert answer.choices[0].message.content == "Sure." and json.loads(call.function.arguments)["city"] == "Rom"

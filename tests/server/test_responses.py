@@ -109,7 +109,12 @@ def test_conversation_with_calls():
 
 
 def test_schema_and_demanded_call_hold_at_every_budget():
-    schema = {"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"], "additionalProperties": False}
+    schema = {
+        "type": "object",
+        "properties": {"a": {"enum": ["x", "y"]}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
     text = {"format": {"type": "json_schema", "name": "t", "schema": schema, "strict": True}}
     named = {"type": "function", "name": "get_weather"}
     with byte_server("right") as client:
@@ -153,7 +158,10 @@ BAD = [
     ({"input": "hi", "max_tokens": 5}, "max_tokens"),
     ({"input": "hi", "temperature": 3}, "temperature"),
     ({"input": "hi", "reasoning": {"effort": "high"}}, "reasoning"),
-    ({"input": "hi", "text": {"format": {"type": "json_schema", "name": "t", "schema": {"type": "no"}}}}, "response_format"),
+    (
+        {"input": "hi", "text": {"format": {"type": "json_schema", "name": "t", "schema": {"type": "no"}}}},
+        "response_format",
+    ),
     ({"input": "hi", "tool_choice": "required"}, "tool_choice"),
 ]
 

@@ -36,7 +36,9 @@ def wanted(schema):
 def check(value):
     assert list(value) == ["kind", "age", "address", "flags"]
     assert value["kind"] in SCHEMA["properties"]["kind"]["enum"] and 0 <= value["age"] <= 150
-    assert len(value["address"]["zip"]) == 5 and value["address"]["zip"].isdigit() and len(value["address"]["street"]) <= 4
+    assert (
+        len(value["address"]["zip"]) == 5 and value["address"]["zip"].isdigit() and len(value["address"]["street"]) <= 4
+    )
     assert 1 <= len(value["flags"]) <= 3 and all(isinstance(flag, bool) for flag in value["flags"])
 
 
@@ -74,7 +76,9 @@ def check_streamed_choices(client):
     fields = {"response_format": wanted(SCHEMA), "max_tokens": 300, "temperature": 1.0, "seed": 5, "n": 3}
     fields["logit_bias"] = NO_SPACE
     whole = client.chat("hi", **fields, tree_budget=16).raise_for_status().json()
-    chunks, done = client.stream("/v1/chat/completions", messages=[{"role": "user", "content": "hi"}], **fields, tree_budget=16)
+    chunks, done = client.stream(
+        "/v1/chat/completions", messages=[{"role": "user", "content": "hi"}], **fields, tree_budget=16
+    )
     assert done
     texts = ["", "", ""]
     for chunk in chunks:
@@ -90,12 +94,19 @@ def test_json_object_and_completions(client):
     body = {"prompt": "x", "response_format": wanted(schema), "max_tokens": 60, "tree_budget": 16}
     value = json.loads(client.post("/v1/completions", body).raise_for_status().json()["choices"][0]["text"])
     assert len(value) == 2 and set(value) <= {"a", 1}
-    content = client.chat("hi", response_format={"type": "json_object"}, max_tokens=20).json()["choices"][0]["message"]["content"]
+    content = client.chat("hi", response_format={"type": "json_object"}, max_tokens=20).json()["choices"][0]["message"][
+        "content"
+    ]
     assert content.lstrip().startswith("{")
 
 
 def test_penalties_and_bias_within_the_grammar(client):
-    schema = {"type": "object", "properties": {"x": {"enum": ["aaaa", "bbbb"]}}, "required": ["x"], "additionalProperties": False}
+    schema = {
+        "type": "object",
+        "properties": {"x": {"enum": ["aaaa", "bbbb"]}},
+        "required": ["x"],
+        "additionalProperties": False,
+    }
     fields = {"response_format": wanted(schema), "max_tokens": 80, "temperature": 0, "logit_bias": {str(ord("b")): 100}}
     plain = client.chat("hi", **fields, presence_penalty=1.0, tree_budget=0).json()["choices"]
     assert json.loads(plain[0]["message"]["content"]) == {"x": "bbbb"}

@@ -13,7 +13,10 @@ WEATHER = {
         "name": "get_weather",
         "parameters": {
             "type": "object",
-            "properties": {"city": {"type": "string", "enum": ["Rom", "Ulm"]}, "unit": {"type": "string", "enum": ["c", "f"]}},
+            "properties": {
+                "city": {"type": "string", "enum": ["Rom", "Ulm"]},
+                "unit": {"type": "string", "enum": ["c", "f"]},
+            },
             "required": ["city", "unit"],
             "additionalProperties": False,
         },
@@ -106,7 +109,11 @@ def test_demanded_calls_at_every_budget(template, drafter):
             assert plain["choices"][0]["finish_reason"] == "tool_calls"
             arguments = json.loads(call["function"]["arguments"])
             if call["function"]["name"] == "get_weather":
-                assert list(arguments) == ["city", "unit"] and arguments["unit"] in ("c", "f") and len(arguments["city"]) <= 3
+                assert (
+                    list(arguments) == ["city", "unit"]
+                    and arguments["unit"] in ("c", "f")
+                    and len(arguments["city"]) <= 3
+                )
             else:
                 assert choice == "required" and arguments == {}
             assert tree["choices"][0]["message"]["tool_calls"][0]["function"] == call["function"]
@@ -132,7 +139,11 @@ def test_several_demanded_calls_and_strict_ones():
 def test_history_with_calls_and_results_is_rendered():
     history = [
         {"role": "user", "content": "weather?"},
-        {"role": "assistant", "content": None, "tool_calls": [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}]},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+        },
         {"role": "tool", "tool_call_id": "a", "content": [{"type": "text", "text": "21 degrees"}]},
     ]
     with serving(ScriptEngine("warm"), PLAIN_TEMPLATE, facts=ROOMY) as client:
@@ -155,7 +166,10 @@ BAD = [
     {"tools": [{"type": "function", "function": {"name": "a b"}}]},
     {"tools": [NOW], "tool_choice": "required", "ignore_eos": True},
     {"tools": [NOW], "tool_choice": "required", "response_format": {"type": "json_object"}},
-    {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "nope"}}}], "tool_choice": "required"},
+    {
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "nope"}}}],
+        "tool_choice": "required",
+    },
     {"functions": [{"name": "f"}]},
     {"function_call": "auto"},
 ]

@@ -20,10 +20,12 @@ WEATHER = {
 }
 TOOLS = (Tool("get_weather", WEATHER), Tool("now", {}))
 SIZES = [1, 2, 3, 5, None]
-HERMES_CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zürich \\"old}\\" </tool", "days": 3}}\n</tool_call>'
+HERMES_CALL = (
+    '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zürich \\"old}\\" </tool", "days": 3}}\n</tool_call>'
+)
 XML_CALL = (
-    "<tool_call>\n<function=get_weather>\n<parameter=city>\nZürich\n\nline \"two\" </par\n</parameter>\n"
-    "<parameter=days>\n3\n</parameter>\n<parameter=tags>\n[\"a\", \"b\"]\n</parameter>\n</function>\n</tool_call>"
+    '<tool_call>\n<function=get_weather>\n<parameter=city>\nZürich\n\nline "two" </par\n</parameter>\n'
+    '<parameter=days>\n3\n</parameter>\n<parameter=tags>\n["a", "b"]\n</parameter>\n</function>\n</tool_call>'
 )
 
 
@@ -53,7 +55,11 @@ HERMES_CASES = {
         "I will look.",
         [("get_weather", {"city": 'Zürich "old}" </tool', "days": 3})] * 2,
     ),
-    "arguments first": ('<tool_call>{"arguments":{"a":[{"b":"}"}]},"name":"f"}</tool_call>', "", [("f", {"a": [{"b": "}"}]})]),
+    "arguments first": (
+        '<tool_call>{"arguments":{"a":[{"b":"}"}]},"name":"f"}</tool_call>',
+        "",
+        [("f", {"a": [{"b": "}"}]})],
+    ),
     "as a string": ('<tool_call>{"name":"f","arguments":"{\\"a\\": 1}"}</tool_call>', "", [("f", {"a": 1})]),
     "parameters": ('<tool_call>{"name": "f", "parameters": {"a": null}}</tool_call>', "", [("f", {"a": None})]),
     "none given": ('<tool_call>\n{"name": "now"}\n</tool_call>', "", [("now", {})]),
