@@ -57,7 +57,8 @@ class _Words:
         self, tokenizer: Tokenizer, vocab_size: int, special_ids: Collection[int], ends: Collection[int]
     ) -> None:
         self._encode = tokenizer.encode
-        self.tokens = [tokenizer.token_bytes(token_id) for token_id in range(min(tokenizer.vocab_size, vocab_size))]
+        # A model's embedding may be padded beyond the tokenizer; those ids have no bytes, and no grammar allows them.
+        self.tokens = [tokenizer.token_bytes(token_id) for token_id in range(vocab_size)]
         self.special_token_ids = sorted(special_ids | set(ends))
         self.eos_token_id = min(ends)
 
