@@ -15,7 +15,8 @@ TOOL = Tool("get_weather", {"type": "object", "properties": {"city": {"type": "s
 CALLS = {
     ToolFormat.HERMES: '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zürich 東京"}}\n</tool_call>',
     ToolFormat.XML: (
-        "<tool_call>\n<function=get_weather>\n<parameter=city>\nZürich\n東京\n</parameter>\n</function>\n</tool_call>"
+        "<tool_call>\n<function=get_weather>\n<parameter=city>\nZürich\n東京\n</parameter>\n"
+        "</function>\n</tool_call>"
     ),
 }
 THOUGHTS = {None: "", Thought.OPEN: "hm, <b>?</b>\n</think>\n\n", Thought.UNDECIDED: "<think>\nhm\n</think>\n\n"}
@@ -46,7 +47,11 @@ def test_what_a_model_writes_is_allowed_token_by_token(qwen3, compiler, format, 
 
 
 def test_every_node_is_judged_by_its_own_path(qwen3, compiler):
-    schema = {"type": "object", "properties": {"a": {"enum": [1, 12, "x"]}, "b": {"type": "boolean"}}, "required": ["a", "b"]}
+    schema = {
+        "type": "object",
+        "properties": {"a": {"enum": [1, 12, "x"]}, "b": {"type": "boolean"}},
+        "required": ["a", "b"],
+    }
     compiled = compiler.compile(whole_lark(schema_lark(schema), None))
     texts = ['{"a": 1, "b": true}', '{"a": 12, "b": false}', '{"a":"x","b":true}', '{"b": 1}', "plain"]
     token_ids, parents = [0], [-1]
