@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import torch
@@ -14,6 +15,8 @@ from ddtree.models.dflash import load_drafter
 from ddtree.models.registry import load_target
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+ALL_THREADS = torch.get_num_threads()
+SINGLE_THREADED = 30_000_000  # parameters up to which one thread serves a CPU
 
 
 def pick_device(name: str = "auto") -> torch.device:
@@ -38,6 +41,16 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     return DTYPES[name]
 
 
+def settle_threads(num_parameters: int) -> None:
+    """One thread for a small model, all of them for others; an `OMP_NUM_THREADS` of the user's own is left alone.
+
+    A small model's operations take microseconds. A second thread hardly shortens them, and where another process has its core each
+    one waits for the scheduler: rounds of 50 ms were seen to take 1.5 s.
+    """
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1 if num_parameters <= SINGLE_THREADED else ALL_THREADS)
+
+
 def load_engine(
     target_path: Path,
     drafter_path: Path | None = None,
@@ -54,6 +67,8 @@ def load_engine(
     place = pick_device(device)
     kind = pick_dtype(dtype, place)
     model = load_target(Path(target_path), place, kind)
+    if place.type == "cpu":
+        settle_threads(sum(parameter.numel() for parameter in model.parameters()))
     limit = model.config.context_limit
     if max_context is None:
         max_context = limit
