@@ -139,7 +139,7 @@ class Audit:
         if index % 3 == 0:
             name = f"budget {budget}, wrong drafter"
             self._against(prompt, request, plain, budget, lambda: ignorant(vocabulary, block, index), name)
-        if index < ALWAYS_WHOLE or index % 2 == 0:
+        if index < ALWAYS_WHOLE or index % 4 == 0:
             self._forged_stop(prompt, request, plain, budget, know)
         if index < ALWAYS_WHOLE or index % 2:
             self._stop_string(prompt, request, plain, budget, know)
@@ -215,7 +215,7 @@ class Audit:
             self.result.add(Fault(STOP, found, prompt.id, budget))
 
     def _against_reference(self, prompt: Prompt, request: Request, plain: list[int]) -> None:
-        tokens = self.reference(prompt.token_ids, request.max_tokens)
+        tokens = self.reference.along(prompt.token_ids, plain)
         position = first_difference(plain, tokens)
         if position is not None:
             self._book(prompt, request, plain, tokens, position, TRANSFORMERS, None)

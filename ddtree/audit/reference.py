@@ -54,6 +54,14 @@ class Reference:
         return output[0, ids.shape[1] :].tolist()
 
     @torch.inference_mode()
+    def along(self, prompt: Sequence[int], answer: Sequence[int]) -> list[int]:
+        """Its greedy tokens along `answer`, up to the first that differs: one forward over both, greedy decoding by induction."""
+        ids = torch.tensor([[*prompt, *answer[:-1]]], device=self.model.device)
+        chosen = self.model(ids, use_cache=False, logits_to_keep=len(answer)).logits[0].argmax(-1).tolist()
+        differs = next((i for i, pair in enumerate(zip(chosen, answer, strict=True)) if pair[0] != pair[1]), len(answer) - 1)
+        return chosen[: differs + 1]
+
+    @torch.inference_mode()
     def hidden_states(self, token_ids: Sequence[int]) -> list[torch.Tensor]:
         """[T, C] each: the embedding, then every layer's output, the last one after the final norm."""
         ids = torch.tensor([list(token_ids)], device=self.model.device)
