@@ -12,7 +12,7 @@ from ddtree.engine.auto import AutoBudget
 from ddtree.engine.config import EngineConfig
 from ddtree.engine.decode_round import Round, decode_round
 from ddtree.engine.finish import Finish, scan
-from ddtree.engine.request import AUTO, Emission, Request, TreeBudget
+from ddtree.engine.request import AUTO, Emission, Request, RoundTrace, TreeBudget
 from ddtree.engine.sequence import Sequence
 from ddtree.engine.stats import StageClock
 from ddtree.sampling.logprobs import TokenLogprob
@@ -199,13 +199,16 @@ class Engine:
         emissions = []
         for sequence, each in zip(sequences, rounds, strict=True):
             record(sequence, each, clock, elapsed)
-            emissions.append(self._emit(sequence, tuple(each.kept.token_ids.tolist()), each.finish))
+            trace = traced(sequence, each, clock, elapsed) if sequence.request.trace else None
+            emissions.append(self._emit(sequence, tuple(each.kept.token_ids.tolist()), each.finish, trace))
         return emissions
 
-    def _emit(self, sequence: Sequence, token_ids: tuple[int, ...], finish: Finish | None) -> Emission:
+    def _emit(
+        self, sequence: Sequence, token_ids: tuple[int, ...], finish: Finish | None, trace: RoundTrace | None = None
+    ) -> Emission:
         logprobs, sequence.logprobs = tuple(sequence.logprobs), []
         if finish is None:
-            return Emission(sequence.request_id, token_ids, logprobs=logprobs)
+            return Emission(sequence.request_id, token_ids, logprobs=logprobs, trace=trace)
         self._leave(sequence)
         return Emission(
             sequence.request_id,
@@ -214,6 +217,7 @@ class Engine:
             finish.stop_reason,
             logprobs=logprobs,
             stats=sequence.stats,
+            trace=trace,
         )
 
     def _leave(self, sequence: Sequence) -> None:
@@ -244,3 +248,11 @@ def record(sequence: Sequence, each: Round, clock: StageClock, elapsed: float) -
     wanted = sequence.drafts and sequence.tree_budget > 0
     if wanted and each.tree.num_drafted == 0 and each.finish is None and stats.reason is None:
         stats.reason = "past the drafter's own context limit: plain decoding took over"
+
+
+def traced(sequence: Sequence, each: Round, clock: StageClock, elapsed: float) -> RoundTrace:
+    """The round as a trace, once it is booked and committed."""
+    context_length = sequence.context_length - each.kept.acceptance_length
+    return RoundTrace(
+        sequence.stats.decode_rounds, context_length, each.tree, each.acceptance, dict(clock.seconds), elapsed
+    )

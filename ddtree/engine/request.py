@@ -11,6 +11,8 @@ import numpy as np
 
 from ddtree.sampling.logprobs import TokenLogprob
 from ddtree.sampling.params import SamplingParams
+from ddtree.tree.accept import Acceptance
+from ddtree.tree.draft_tree import DraftTree
 
 
 class TokenWatcher(Protocol):
@@ -61,6 +63,7 @@ class Request:
     watcher: TokenWatcher | None = None
     grammar: TokenGrammar | None = None
     num_logprobs: int | None = None  # most probable tokens to report beside each emitted one; None reports nothing
+    trace: bool = False  # whether each decode round is reported, tree and all
 
 
 @dataclass
@@ -122,6 +125,18 @@ class RequestStats:
         return (self.output_tokens - 1) / self.decode_s
 
 
+@dataclass(frozen=True, eq=False)
+class RoundTrace:
+    """One decode round of one request. Stage times are those of the whole round, shared or not."""
+
+    number: int  # of the request's decode rounds, from 1
+    context_length: int  # before the round; a node's position is this + its depth
+    tree: DraftTree
+    acceptance: Acceptance  # as verified; a stop may have cut what was emitted
+    stage_s: dict[str, float]
+    round_s: float
+
+
 @dataclass(frozen=True)
 class Emission:
     """What one engine step brought for one request."""
@@ -133,3 +148,4 @@ class Emission:
     error: str | None = None
     logprobs: tuple[TokenLogprob, ...] = ()  # one per token, if the request wants them
     stats: RequestStats | None = None  # on the last emission
+    trace: RoundTrace | None = None  # of the decode round, if the request wants it

@@ -188,7 +188,9 @@ class Handlers:
             chat, shapers = isinstance(body, ChatRequest), None
             if body.num_logprobs is not None:
                 shapers = tuple(self._text.logprobs(each, chat) for each in prepared.requests)
-            return Wire(self._settings.model, prepared, chat, bool(body.return_token_ids), body.include_usage, shapers)
+            trace = self._text.trace() if body.ddtree_trace else None
+            flags = bool(body.return_token_ids), body.include_usage
+            return Wire(self._settings.model, prepared, chat, *flags, shapers, trace)
 
         return shape
 

@@ -99,6 +99,7 @@ class Generation(Wire):
     stream_options: StreamOptions | None = None
     tree_budget: int | str | None = None
     return_token_ids: bool | None = None
+    ddtree_trace: bool | None = None
     response_format: ResponseFormat | None = None
 
     @field_validator("tree_budget", mode="before")
@@ -147,6 +148,8 @@ class Generation(Wire):
             raise ValueError(f"{name} and response_format exclude each other: the text ends where the JSON does")
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options is only allowed with stream: true")
+        if self.ddtree_trace and not self.stream:
+            raise ValueError("ddtree_trace is true and stream is not: a trace comes round by round, send stream: true")
         return self
 
     @property
@@ -313,5 +316,6 @@ CARRIED = (set(Generation.model_fields) | {"enable_thinking", "chat_template_kwa
     "stream",
     "stream_options",
     "return_token_ids",
+    "ddtree_trace",
     "response_format",
 }

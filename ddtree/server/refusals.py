@@ -103,6 +103,7 @@ RESPONSES = {name: neutral for name, neutral in CHAT.items() if name not in ("re
     "response_format": (),
     "context_management": ([],),
     "return_token_ids": (False,),
+    "ddtree_trace": (False,),
 }
 MESSAGES = {name: neutral for name, neutral in CHAT.items() if name != "thinking"} | {
     "n": (1,),
@@ -114,6 +115,7 @@ MESSAGES = {name: neutral for name, neutral in CHAT.items() if name != "thinking
     "logprobs": (False,),
     "container": (),
     "return_token_ids": (False,),
+    "ddtree_trace": (False,),
     "mcp_servers": ([],),
 }
 TOKENIZE: dict[str, tuple] = {
@@ -146,6 +148,7 @@ REMEDIES = {
     "response_format": "it has another name here: text.format",
     "stop": "use stop_sequences",
     "echo": "prepend the prompt yourself",
+    "ddtree_trace": "traces come with /v1/chat/completions and /v1/completions",
     **dict.fromkeys(
         ("reasoning_effort", "reasoning", "thinking", "thinking_budget", "thinking_token_budget"),
         "enable_thinking turns thinking on or off, max_tokens bounds thought and answer together",

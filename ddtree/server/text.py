@@ -10,6 +10,7 @@ from ddtree.engine.request import Request
 from ddtree.server.errors import InvalidRequest
 from ddtree.server.logprobs import ChatLogprobs, CompletionLogprobs, LogprobShaper
 from ddtree.server.protocol import ChatRequest, Generation, TokenizeRequest
+from ddtree.server.trace import TraceShaper
 from ddtree.server.watch import ServedWatcher
 from ddtree.text import (
     Grammar,
@@ -124,6 +125,10 @@ class Text:
             shown_ids |= self._tokenizer.call_tag_ids
         text = TextWatcher(self._tokenizer, stops, hidden_ids, min_tokens=min_tokens, shown_ids=shown_ids)
         return ServedWatcher(text, *parsers)
+
+    def trace(self) -> TraceShaper:
+        """What shapes the rounds of one answer."""
+        return TraceShaper(self._tokenizer)
 
     def logprobs(self, request: Request, chat: bool) -> LogprobShaper:
         """What shapes one choice's log-probabilities."""

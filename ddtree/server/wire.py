@@ -16,6 +16,7 @@ from ddtree.server.logprobs import LogprobShaper
 from ddtree.server.prepare import Prepared
 from ddtree.server.report import ddtree_object, usage_object
 from ddtree.server.sse import DONE, event
+from ddtree.server.trace import TraceShaper
 from ddtree.text import CallPart
 
 FINGERPRINT = f"ddtree-{__version__}"
@@ -31,6 +32,7 @@ class Wire:
     return_token_ids: bool
     include_usage: bool
     logprobs: tuple[LogprobShaper, ...] | None = None  # one per choice, if the request wants them
+    trace: TraceShaper | None = None  # likewise
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -52,6 +54,9 @@ class Wire:
         choice = choices[piece.index]
         chunk = self.delta(piece, choice)
         chunks = [event(chunk)] if chunk else []
+        if piece.emission.trace is not None and self.trace is not None:
+            # Before its text, which may be held back: whoever reads the text knows its round.
+            chunks.insert(0, event(self.traced(piece)))
         return [*chunks, event(self.closing(choice, choices))] if choice.finish_reason else chunks
 
     def end(self, choices: Sequence[Choice]) -> list[bytes]:
@@ -82,6 +87,11 @@ class Wire:
         if shown.text or not delta:
             delta["content"] = shown.text
         return self._chunk(piece.index, {"delta": delta, **tokens})
+
+    def traced(self, piece: Piece) -> dict:
+        """A decode round, in a chunk without choices."""
+        frame = self._chunk_frame() | {"choices": []} | ({"usage": None} if self.include_usage else {})
+        return frame | {"ddtree_trace": self.trace.shape(piece.index, piece.emission)}
 
     def closing(self, choice: Choice, choices: Sequence[Choice]) -> dict:
         """An empty delta with the reason; the last one of the stream carries the whole `ddtree` object."""

@@ -64,6 +64,12 @@ class DraftTree:
             np.logical_or(row, rows[parent], out=row)
         return mask
 
+    def probabilities(self) -> np.ndarray:
+        """`[N]` float64: each node's probability after its parent, by which the tree was built; the root's is 1."""
+        scores = self.scores.astype(np.float64)
+        steps = scores[1:] - scores[self.parents[1:]]
+        return np.concatenate([[1.0], np.exp(np.minimum(steps, 0.0))])
+
     @property
     def is_chain(self) -> bool:
         """Every node but the last has one child."""
