@@ -58,7 +58,7 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--api-key", help="demand this key (default: none; DDTREE_API_KEY keeps it off the process list)")
     parser.add_argument("--replicas", type=whole(1), default=1, metavar="N", help="(default: 1, the only one yet)")
-    parser.add_argument("--no-ui", action="store_true", help="serve no web page (there is none yet)")
+    parser.add_argument("--no-ui", action="store_true", help="serve no chat page at /")
     parser.add_argument(
         "--cors-origin",
         action="append",

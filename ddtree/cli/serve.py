@@ -32,6 +32,7 @@ def serve(args: argparse.Namespace) -> int:
             served_names=tuple(dict.fromkeys((source.served_name, *args.served_model_name))),
             target=source.name,
             drafter=str(source.drafter) if source.drafter else None,
+            ui=not args.no_ui,
             cors_origins=("*",) if args.cors_origin is None else tuple(filter(None, args.cors_origin)),
             api_key=os.environ.get("DDTREE_API_KEY") if args.api_key is None else args.api_key,
         )

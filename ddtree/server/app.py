@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ddtree import __version__
-from ddtree.server import errors
+from ddtree.server import errors, page
 from ddtree.server.batch import WorkerLike
 from ddtree.server.handlers import Handlers
 from ddtree.server.settings import ServerSettings
@@ -53,6 +53,8 @@ def create_app(worker: WorkerLike, tokenizer: Tokenizer, settings: ServerSetting
     ]
     for method, path, handler in routes:
         app.add_api_route(path, handler, methods=[method], response_model=None)
+    if settings.ui:
+        page.install(app)
     if settings.api_key is not None:
         app.add_middleware(KeyGuard, api_key=settings.api_key)
     if settings.cors_origins:

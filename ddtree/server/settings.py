@@ -16,6 +16,7 @@ class ServerSettings:
     max_body_bytes: int = 16 * 2**20
     max_sequences: int = 256  # prompts times n in one request
     keep_alive_s: float = 10.0
+    ui: bool = True  # whether GET / serves the chat page
     cors_origins: tuple[str, ...] = ("*",)  # which web pages' scripts may call; () for none
 
     def __post_init__(self) -> None:

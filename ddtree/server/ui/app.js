@@ -1,0 +1,273 @@
+// The chat page: what the user does, what the server says, and where both are shown.
+
+import { ApiError, chat as streamed, get, key } from "./api.js";
+import * as history from "./history.js";
+import { MessageView, blank, make } from "./message.js";
+import { Panel } from "./panel.js";
+import { race } from "./race.js";
+
+const $ = (id) => document.getElementById(id);
+const KEPT_SETTINGS = ["system", "temperature", "seed", "max-tokens", "thinking", "budget", "auto", "shade"];
+const SEEDS = 2 ** 31;
+
+const panel = new Panel($("panel"));
+let conversation = fresh();
+let views = [];
+let running = null; // the AbortController of what runs
+
+function fresh() {
+  return { id: crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}`, title: "", messages: [] };
+}
+
+// ---- settings ----
+
+const value = (node) => (node.type === "checkbox" ? node.checked : node.value);
+
+function restoreSettings() {
+  const kept = history.settings();
+  for (const id of KEPT_SETTINGS) {
+    if (!(id in kept)) continue;
+    if ($(id).type === "checkbox") $(id).checked = kept[id];
+    else $(id).value = kept[id];
+  }
+  showBudget();
+}
+
+function settingsChanged() {
+  showBudget();
+  history.keepSettings(Object.fromEntries(KEPT_SETTINGS.map((id) => [id, value($(id))])));
+}
+
+function showBudget() {
+  $("budget").disabled = $("auto").checked;
+  $("budget-shown").textContent = $("auto").checked ? "auto" : $("budget").value;
+}
+
+/** The request for the conversation as it stands. */
+function body() {
+  const number = (id) => ($(id).value === "" ? null : Number($(id).value));
+  const system = $("system").value.trim();
+  const asked = conversation.messages.map(({ role, content }) => ({ role, content }));
+  const wanted = {
+    messages: system ? [{ role: "system", content: system }, ...asked] : asked,
+    temperature: number("temperature"),
+    seed: number("seed"),
+    max_tokens: number("max-tokens"),
+    tree_budget: $("auto").checked ? "auto" : Number($("budget").value),
+    ddtree_trace: true,
+  };
+  if ($("thinking").value) wanted.enable_thinking = $("thinking").value === "true";
+  return wanted;
+}
+
+// ---- asking ----
+
+/** Stream one answer: `onPiece(delta, round, tokens)` for its text, the panel for its rounds. */
+async function ask(wanted, onPiece) {
+  panel.clear();
+  let [round, tokens, report, reason] = [0, 1, null, null];
+  for await (const chunk of streamed(wanted, running.signal)) {
+    if (chunk.ddtree_trace) {
+      panel.add(chunk.ddtree_trace);
+      [round, tokens] = [chunk.ddtree_trace.round, chunk.ddtree_trace.emitted.length];
+    }
+    for (const choice of chunk.choices) {
+      if (choice.delta.content || choice.delta.reasoning_content) onPiece(choice.delta, round, tokens);
+      reason = choice.finish_reason ?? reason;
+    }
+    report = chunk.ddtree ?? report;
+  }
+  panel.finish(report);
+  return { report, reason };
+}
+
+async function answer() {
+  const view = show(blank("assistant"));
+  try {
+    const { report, reason } = await ask(body(), (...piece) => {
+      const follows = atBottom();
+      view.add(...piece);
+      if (follows) toBottom();
+    });
+    view.message.foot = footOf(report, reason);
+    say(`Answer complete. ${view.message.foot}`);
+  } catch (error) {
+    if (error.name === "AbortError") {
+      view.message.foot = "stopped";
+      say("Stopped.");
+    } else refuse(error, view);
+  }
+  view.draw();
+  if (view.message.content || view.message.reasoning) conversation.messages.push(view.message);
+}
+
+function footOf(report, reason) {
+  if (!report) return "";
+  const speed = report.tokens_per_second ? `, ${report.tokens_per_second.toFixed(1)} tokens/s` : "";
+  const length = report.mean_acceptance_length ? `, ${report.mean_acceptance_length.toFixed(2)} a round` : "";
+  const why = reason === "length" ? ", cut by the longest answer" : "";
+  return `${report.output_tokens} tokens${speed}${length}${why}`;
+}
+
+async function raced() {
+  // Both lanes need one seed, and luck must not tell them apart.
+  const wanted = body();
+  const { root, done } = race(ask, { ...wanted, seed: wanted.seed ?? Math.floor(Math.random() * SEEDS) }, $("shade").checked);
+  $("messages").append(root);
+  toBottom();
+  try {
+    const { message, report } = await done;
+    conversation.messages.push({ ...message, foot: footOf(report) });
+    say("Race over.");
+  } catch (error) {
+    if (error.name === "AbortError") say("Stopped.");
+    else refuse(error, { fail: (words) => root.append(make("p", { class: "fault", role: "alert" }, words)) });
+  }
+}
+
+function refuse(error, view) {
+  view.fail(error.message);
+  say("");
+  if (error instanceof ApiError) {
+    if (error.status === 401) askForKey(error.message);
+  } else console.error(error);
+}
+
+async function send(how) {
+  const text = $("prompt").value.trim();
+  if (!text || running) return;
+  $("prompt").value = "";
+  const message = blank("user", text);
+  show(message);
+  conversation.messages.push(message);
+  conversation.title ||= text.slice(0, 60);
+  running = new AbortController();
+  busy(true);
+  say("Answering …");
+  toBottom();
+  const mine = conversation;
+  try {
+    await how();
+  } finally {
+    running = null;
+    busy(false);
+    history.keep(mine);
+  }
+}
+
+function busy(yes) {
+  $("stop").disabled = !yes;
+  for (const id of ["send", "race", "new-chat", "open-chats"]) $(id).disabled = yes;
+  $("messages").setAttribute("aria-busy", yes);
+}
+
+// ---- showing ----
+
+function show(message) {
+  const view = new MessageView(message, $("shade").checked);
+  views.push(view);
+  $("messages").append(view.root);
+  return view;
+}
+
+const say = (words) => ($("status").textContent = words);
+const atBottom = () => $("messages").scrollHeight - $("messages").scrollTop - $("messages").clientHeight < 60;
+const toBottom = () => requestAnimationFrame(() => ($("messages").scrollTop = $("messages").scrollHeight));
+
+function open(chat) {
+  conversation = chat;
+  views = [];
+  $("messages").replaceChildren();
+  chat.messages.forEach(show);
+  panel.clear();
+  say("");
+  toBottom();
+}
+
+function listChats() {
+  const items = history.chats().map((chat) => {
+    const choose = make("button", { type: "submit", class: "chat" }, chat.title || "untitled");
+    choose.addEventListener("click", () => open(chat));
+    const drop = make("button", { type: "button", "aria-label": `Delete ${chat.title}` }, "Delete");
+    drop.addEventListener("click", () => {
+      history.forget(chat.id);
+      if (chat.id === conversation.id) open(fresh());
+      listChats();
+    });
+    return make("li", {}, choose, drop);
+  });
+  $("chat-list").replaceChildren(...(items.length ? items : [make("li", {}, "None yet.")]));
+}
+
+function askForKey(words) {
+  $("key-fault").textContent = key.get() ? words : "";
+  if (!$("key-dialog").open) $("key-dialog").showModal();
+}
+
+/** Learn the model's name and the largest budget; ask for a key, or wait for the model, where that is needed. */
+async function meet() {
+  try {
+    const stats = await get("stats");
+    if (stats.state !== "ready") {
+      say(stats.state === "starting" ? "The model is still loading …" : `The server is ${stats.state}.`);
+      if (stats.state === "starting") setTimeout(meet, 1000);
+      return;
+    }
+    $("budget").max = stats.tree_budget.max;
+    if (!("auto" in history.settings())) {
+      const { default: chosen } = stats.tree_budget;
+      $("auto").checked = chosen === "auto";
+      if (chosen !== "auto") $("budget").value = chosen;
+    }
+    showBudget();
+    const { data } = await get("v1/models");
+    $("model").textContent = data[0].id;
+    say(stats.drafter ? "" : "No drafter is loaded: answers come one token at a time.");
+  } catch (error) {
+    if (error.status === 401) askForKey(error.message);
+    else say(error.message);
+  }
+}
+
+// ---- wiring ----
+
+$("composer").addEventListener("submit", (event) => {
+  event.preventDefault();
+  send(answer);
+});
+$("race").addEventListener("click", () => send(raced));
+$("stop").addEventListener("click", () => running?.abort());
+$("prompt").addEventListener("keydown", (event) => {
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  send(answer);
+});
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && !document.querySelector("dialog[open]")) running?.abort();
+});
+$("new-chat").addEventListener("click", () => {
+  open(fresh());
+  $("prompt").focus();
+});
+$("open-chats").addEventListener("click", () => {
+  listChats();
+  $("chats").showModal();
+});
+$("open-settings").addEventListener("click", () => $("settings").showModal());
+$("key-dialog").addEventListener("close", () => {
+  if (!$("key").value) return;
+  key.set($("key").value);
+  meet();
+});
+for (const id of KEPT_SETTINGS) $(id).addEventListener("input", settingsChanged);
+$("shade").addEventListener("change", () => {
+  for (const view of views) {
+    view.shaded = $("shade").checked;
+    view.draw();
+  }
+});
+
+restoreSettings();
+const [newest] = history.chats();
+if (newest) open(newest);
+meet();

@@ -1,0 +1,79 @@
+// The race: one prompt with trees and without, each alone on the engine so that neither slows the other, shown side by side.
+
+import { MessageView, blank, make } from "./message.js";
+
+/** A lane of the race: an answer, its speed, and when which piece of it came. */
+class Lane {
+  constructor(name) {
+    this.view = new MessageView(blank("assistant"), true);
+    this.speed = make("output", {}, "waiting");
+    this.bar = make("progress", { max: 1, value: 0, "aria-label": name });
+    this.root = make("section", { "aria-label": name }, make("h3", {}, name), this.speed, this.bar, this.view.text);
+    this.steps = [];
+  }
+
+  /** Show its pieces again, at the pace at which they came. */
+  replay(shaded) {
+    const { message } = this.view;
+    const whole = { ...message };
+    Object.assign(message, { content: "", rounds: [] });
+    this.view.text.replaceChildren();
+    const began = performance.now();
+    let i = 0;
+    const step = () => {
+      const now = performance.now() - began;
+      while (i < this.steps.length && this.steps[i].at <= now) this.view.add(...this.steps[i++].piece);
+      this.bar.value = i / Math.max(this.steps.length, 1);
+      if (i < this.steps.length && !this.ended) requestAnimationFrame(step);
+      else {
+        Object.assign(message, whole);
+        this.view.draw();
+      }
+    };
+    this.view.shaded = shaded;
+    requestAnimationFrame(step);
+  }
+}
+
+/** Runs `ask(body, onPiece, onTrace)` for both; returns the drawing, and a promise of the first lane's message. */
+export function race(ask, body, shaded) {
+  const lanes = [new Lane("With draft trees"), new Lane("Plain decoding")];
+  const verdict = make("p", { class: "verdict", role: "status" });
+  const note = make("p", { class: "caption" }, "One after the other, so that neither slows the other; the first is then replayed at its own pace beside the second.");
+  const root = make("article", { class: "race" }, make("h3", {}, "Race"), make("div", { class: "lanes" }, ...lanes.map((lane) => lane.root)), verdict, note);
+  const run = async (lane, budget) => {
+    const began = performance.now();
+    lane.view.shaded = shaded;
+    lane.speed.textContent = "running";
+    lane.bar.removeAttribute("value");
+    const answer = await ask({ ...body, tree_budget: budget }, (...piece) => {
+      lane.steps.push({ at: performance.now() - began, piece });
+      lane.view.add(...piece);
+    });
+    lane.bar.value = 1;
+    lane.report = answer.report;
+    lane.speed.textContent = answer.report?.tokens_per_second ? `${answer.report.tokens_per_second.toFixed(1)} tokens/s` : "too short to measure";
+    lane.view.draw();
+  };
+  const both = async () => {
+    try {
+      await run(lanes[0], body.tree_budget);
+      const first = { ...lanes[0].view.message };
+      lanes[0].replay(shaded);
+      await run(lanes[1], 0);
+      verdict.textContent = judge(lanes, first.content);
+      return { message: first, report: lanes[0].report };
+    } finally {
+      for (const lane of lanes) lane.ended = true;
+    }
+  };
+  return { root, done: both() };
+}
+
+function judge([tree, plain], content) {
+  const same = content === plain.view.message.content;
+  const text = same ? "The texts are the same." : "The texts differ: see ddtree audit.";
+  const [fast, slow] = [tree.report?.tokens_per_second, plain.report?.tokens_per_second];
+  if (!fast || !slow) return `Too short to compare. ${text}`;
+  return `${(fast / slow).toFixed(2)} times the speed of plain decoding. ${text}`;
+}
