@@ -57,12 +57,15 @@ class Naming:
 
 
 def leave_aside(source: TensorSource, architecture: str) -> TensorSource:
-    """`source` without the tensors that `LEFT_ASIDE` declares; logs how many there are and of what."""
+    """`source` without the tensors that `LEFT_ASIDE` declares; says how many there are and of what.
+
+    A warning, since that is seen where nobody has set up logging: in every command and in a caller's own Python.
+    """
     rules = LEFT_ASIDE.get(architecture, {})
     for prefix, meaning in rules.items():
         count = sum(name.startswith(prefix) for name in source.shapes)
         if count:
-            logger.info(
+            logger.warning(
                 "%s: %d tensors %s* left aside: %s is not served", source.name, count, prefix, meaning
             )
     aside = tuple(rules)
