@@ -41,7 +41,7 @@ def chat_of(body: MessagesRequest) -> ChatRequest:
     if choice.get("type") == "tool":
         fields["tool_choice"] = {"type": "function", "function": {"name": choice.get("name")}}
     elif choice:
-        if choice.get("type") not in CHOICES:
+        if choice.get("type") not in tuple(CHOICES):  # not the dict: what a client sends may have no hash
             raise InvalidRequest(
                 f"tool_choice.type: expected auto, any, tool or none, got {shown(choice.get('type'))}", "tool_choice"
             )
@@ -69,7 +69,7 @@ def _common(body: CountTokensRequest) -> dict[str, Any]:
         fields["tools"] = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools)]
     switch = {None: None, "adaptive": None, "enabled": True, "disabled": False}
     kind = (body.thinking or {}).get("type")
-    if kind not in switch:
+    if kind not in tuple(switch):
         raise InvalidRequest(f"thinking.type: expected enabled, adaptive or disabled, got {shown(kind)}", "thinking")
     if switch[kind] is not None:
         fields["enable_thinking"] = switch[kind]

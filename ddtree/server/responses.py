@@ -47,7 +47,7 @@ def chat_of(body: ResponsesRequest) -> ChatRequest:
         if wish != "reasoning.encrypted_content":
             raise InvalidRequest(f"include: {shown(wish)} is not supported: leave it out", "include")
     effort = (body.reasoning or {}).get("effort")
-    if effort not in EFFORTS:
+    if effort not in tuple(EFFORTS):  # not the dict: what a client sends may have no hash
         raise InvalidRequest(
             f'reasoning.effort: only "medium" and "none" are supported, got {shown(effort)}', "reasoning.effort"
         )
@@ -88,7 +88,7 @@ def _add_item(messages: list[dict[str, Any]], item: dict[str, Any], where: str) 
         output = _content(item.get("output"), f"{where}.output")
         messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output})
     elif kind == "reasoning":
-        thought = "".join(part.get("text") or "" for part in item.get("content") or () if isinstance(part, dict))
+        thought = "".join(_reasoning_texts(item.get("content") or [], f"{where}.content"))
         if thought:
             messages.append({"role": "assistant", "content": "", "reasoning_content": thought})
     else:
@@ -119,6 +119,13 @@ def _content(content: Any, where: str) -> Any:
         refusals = ({"type": "text", "text": part["refusal"]} if _is_refusal(part) else part for part in content)
         return list(refusals)
     raise InvalidRequest(f"{where}: expected a string or a list of parts, got {shown(content)}", where)
+
+
+def _reasoning_texts(content: Any, where: str) -> list[str]:
+    texts = [part.get("text") or "" for part in content if isinstance(part, dict)] if isinstance(content, list) else [None]
+    if not all(isinstance(text, str) for text in texts):
+        raise InvalidRequest(f"{where}: expected a list of parts with a text, got {shown(content)}", where)
+    return texts
 
 
 def _is_refusal(part: Any) -> bool:

@@ -95,19 +95,13 @@ class Text:
     def grammar(self, body: Generation, prompt: Prompt, vocab_size: int) -> Grammar | None:
         """What the answer must look like, if the request says so; InvalidRequest if there is no such grammar."""
         field = "tools" if body.schema_wanted is None else "response_format"
-        if body.schema_wanted is not None:
-            answer = schema_lark(body.schema_wanted)
-        elif not prompt.tools or not body.calls_constrained:
+        if body.schema_wanted is None and not (prompt.tools and body.calls_constrained):
             return None
-        else:
-            tools = [tool for tool in prompt.tools if body.named_tool in (None, tool.name)]
-            several = body.parallel_tool_calls is not False and body.named_tool is None
-            answer = calls_lark(prompt.tool_format, tools, several, text=not body.call_demanded)
         if self._compiler is None:
             literal = self._tokenizer.thought_tag_ids | self._tokenizer.call_tag_ids
             self._compiler = GrammarCompiler(self._tokenizer, vocab_size, self.eos_token_ids, literal)
         try:
-            return self._compiler.compile(whole_lark(answer, prompt.thought))
+            return self._compiler.compile(whole_lark(_answer_lark(body, prompt), prompt.thought))
         except ValueError as error:
             raise InvalidRequest(f"{field}: no grammar can be made of it ({error}): change the schema", field) from None
 
@@ -135,6 +129,15 @@ class Text:
         if chat:
             return ChatLogprobs(self._tokenizer)
         return CompletionLogprobs(self._tokenizer, request.eos_token_ids | request.stop_token_ids)
+
+
+def _answer_lark(body: Generation, prompt: Prompt) -> str:
+    """Rules for the JSON wanted, or for the calls."""
+    if body.schema_wanted is not None:
+        return schema_lark(body.schema_wanted)
+    tools = [tool for tool in prompt.tools if body.named_tool in (None, tool.name)]
+    several = body.parallel_tool_calls is not False and body.named_tool is None
+    return calls_lark(prompt.tool_format, tools, several, text=not body.call_demanded)
 
 
 def _refuse_functions(message: dict[str, Any], where: str) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ddtree.text.parse import THINK_END, THINK_START, Thought
+from ddtree.text.schema_refs import check_refs
 from ddtree.text.tokenizer import Tokenizer
 
 # JSON allows endless white space between tokens; a small model that falls for it would never end.
@@ -148,7 +149,11 @@ def schema_lark(schema: Any) -> str:
 
 
 def json_rule(schema: Any) -> str:
-    """The body of a rule for JSON that the schema allows; not a schema at all is the compiler's to refuse."""
+    """The body of a rule for JSON that the schema allows; not a schema at all is the compiler's to refuse.
+
+    ValueError for what the compiler would take and no text can fit.
+    """
+    check_refs(schema)
     if schema is True:
         schema = {}
     if isinstance(schema, dict):

@@ -47,6 +47,9 @@ def _normal_message(message: Mapping[str, Any], where: str) -> Message:
         kind = type(normal["reasoning_content"]).__name__
         raise ValueError(f"{where}.reasoning_content: expected a string or null, got {kind}")
     if "tool_calls" in normal:
+        if not isinstance(normal["tool_calls"], list | tuple):
+            kind = type(normal["tool_calls"]).__name__
+            raise ValueError(f"{where}.tool_calls: expected a list or null, got {kind}")
         normal["tool_calls"] = [_normal_call(call, where) for call in normal["tool_calls"]]
     return normal
 

@@ -162,6 +162,8 @@ BAD = [
     ({"tools": [TOOL], "tool_choice": {"type": "best"}}, "tool_choice"),
     ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "enable_thinking"),
     ({"thinking": {"type": "maybe"}}, "thinking"),
+    ({"thinking": {"type": []}}, "thinking"),
+    ({"tools": [TOOL], "tool_choice": {"type": {}}}, "tool_choice"),
     ({"temperature": 3}, "temperature"),
     ({"stop": "x"}, "stop_sequences"),
     ({"stop_sequences": [""]}, "stop"),

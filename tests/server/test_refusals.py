@@ -182,6 +182,7 @@ MESSAGES = [
     [{"role": "function", "content": "hi", "name": "f"}],
     [{"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}}],
     [{"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}],
+    [{"role": "user", "content": "hi"}, {"role": "assistant", "content": None, "tool_calls": 5}],
     [{"role": "user", "content": 3}],
     [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
     [{"role": "user", "content": [{"type": "text"}]}],

@@ -163,6 +163,9 @@ BAD = [
         "response_format",
     ),
     ({"input": "hi", "tool_choice": "required"}, "tool_choice"),
+    ({"input": "hi", "reasoning": {"effort": []}}, "reasoning"),
+    ({"input": [{"type": "reasoning", "content": 3}]}, "content"),
+    ({"input": [{"type": "reasoning", "content": [{"text": 3}]}]}, "content"),
 ]
 
 

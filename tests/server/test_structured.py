@@ -142,6 +142,8 @@ BAD_FORMATS = [
     {"type": "json_object", "json_schema": {"name": "x", "schema": {}}},
     wanted({"type": "objet"}),
     wanted({"$ref": "#/nowhere"}),
+    wanted({"$ref": "#"}),
+    wanted({"type": "object", "properties": {"x": {"$ref": "#/properties/x"}}}),
     wanted({"type": "string", "pattern": "("}),
     wanted({"allOf": [{"type": "string"}, {"type": "integer"}]}),
     wanted({"type": "object", "properties": {"x": {"not": {}}}}),
