@@ -231,13 +231,14 @@ const MARKS = [
 ];
 
 /** Emphasis, code, links. A mark that never closes is text, and is looked for no second time. */
-function inline(parent, all, shade, depth) {
+function inline(parent, all, shade, depth, linked = false) {
   const { text } = all;
   const missing = new Set();
   let done = 0;
   const flush = (to) => put(parent, all, done, to, shade);
   const inner = (node, start, end) => {
-    inline(node, { text: text.slice(start, end), map: all.map.subarray(start, end) }, shade, depth + 1);
+    const piece = { text: text.slice(start, end), map: all.map.subarray(start, end) };
+    inline(node, piece, shade, depth + 1, linked || node.tagName === "A");
     parent.append(node);
   };
   for (let i = 0; i < text.length; ) {
@@ -264,8 +265,8 @@ function inline(parent, all, shade, depth) {
       parent.append(make("br"));
       done = next;
     } else if (char === "[" || (char === "!" && text[i + 1] === "[") || (char === "h" && text.startsWith("http", i))) {
-      const link = linkAt(text, i);
-      if (link && depth < MAX_DEPTH) {
+      const link = linked || depth >= MAX_DEPTH ? null : linkAt(text, i);
+      if (link) {
         flush(i);
         inner(anchor(link.href), link.start, link.end);
         done = next = link.next;

@@ -1,14 +1,17 @@
 // One round's draft tree as SVG, the root at the left: lines as wide as their probability, the accepted path, the bonus token.
 
 const SVG = "http://www.w3.org/2000/svg";
-const COLUMN = 86;
-const BOX = 66;
+const COLUMN = 72;
+const BOX = 56;
+const LETTERS = 7; // of a token that fit its box
+const SMALLEST = 0.75; // a wide tree shrinks so far, then it scrolls
 const NUM_WIDTHS = 6; // edges of about one width are one path, so that large trees stay quick
-// Rows of a small, a middling and a large tree: pixels per row, and whether every node carries its token.
+// Rows of a small, a middling and a large tree: pixels per row, whether every node carries its token, and whether those that
+// were not accepted are one path, which is several times quicker than an element each.
 const SIZES = [
-  { rows: 48, row: 24, text: true },
-  { rows: 160, row: 12, text: false },
-  { rows: Infinity, row: 6, text: false },
+  { rows: 48, row: 24, text: true, merged: false },
+  { rows: 160, row: 12, text: false, merged: false },
+  { rows: Infinity, row: 6, text: false, merged: true },
 ];
 
 function make(tag, attributes, ...children) {
@@ -41,17 +44,18 @@ export function rowsOf(parents) {
   return { rows, count: used + 1 };
 }
 
-/** The drawing. Nodes are `.node` with `data-node`; the root is `.root`, accepted ones `.accepted`, the bonus token `.bonus`. */
+/** The drawing. Nodes are `.node` with `data-node`, of a large tree subpaths of `.nodes`; the root is `.root`, accepted ones `.accepted`, the bonus token `.bonus`. */
 export function drawTree(trace) {
   const { tokens, parents, depths, probabilities, path } = trace;
   const { rows, count } = rowsOf(parents);
-  const { row, text } = SIZES.find((size) => count <= size.rows);
+  const { row, text, merged } = SIZES.find((size) => count <= size.rows);
   const accepted = new Set(path);
   const height = Math.max(row - 4, 3);
   const x = (i) => 6 + depths[i] * COLUMN;
   const y = (i) => 6 + rows[i] * row;
   const edges = Array.from({ length: NUM_WIDTHS }, () => "");
   let pathEdges = "";
+  let others = "";
   const boxes = [];
   const labels = [];
   for (let i = 0; i < parents.length; i++) {
@@ -60,6 +64,10 @@ export function drawTree(trace) {
       const edge = `M${x0} ${y0}C${x0 + 10} ${y0} ${x(i) - 10} ${y1} ${x(i)} ${y1}`;
       if (accepted.has(i)) pathEdges += edge;
       else edges[Math.min(Math.floor(probabilities[i] * NUM_WIDTHS), NUM_WIDTHS - 1)] += edge;
+    }
+    if (merged && !accepted.has(i)) {
+      others += `M${x(i)} ${y(i)}h${BOX}v${height}h${-BOX}z`;
+      continue;
     }
     const kind = i === 0 ? "root" : accepted.has(i) ? "node accepted" : "node";
     boxes.push(make("rect", { class: kind, x: x(i), y: y(i), width: BOX, height, rx: 3, "data-node": i }));
@@ -75,22 +83,25 @@ export function drawTree(trace) {
   const bonusEdge = `M${from.x} ${from.y}C${from.x + 10} ${from.y} ${end.x - 10} ${end.y + side / 2} ${end.x} ${end.y + side / 2}`;
   const width = 12 + (Math.max(...depths, depths[last] + 1) + 1) * COLUMN;
   const tall = 12 + count * row + (taken ? side + 4 : Math.max(side - height, 0));
-  return make(
+  const drawing = make(
     "svg",
     { viewBox: `0 0 ${width} ${tall}`, width, height: tall, role: "img", "aria-label": inWords(trace) },
     ...edges.map((d, i) => make("path", { class: "edge", d, "stroke-width": 0.6 + i * 0.9 })),
     make("path", { class: "edge accepted", d: pathEdges, "stroke-width": 4 }),
     make("path", { class: "edge bonus", d: bonusEdge, "stroke-width": 2 }),
+    make("path", { class: "nodes", d: others }),
     ...boxes,
     make("rect", { class: "bonus", x: end.x, y: end.y, width: BOX, height: side, rx: 3 }),
     ...labels,
-    label(`+ ${trace.bonus_token.token}`, end.x, end.y, side, "bonus"),
+    label(`+${trace.bonus_token.token}`, end.x, end.y, side, "bonus"),
   );
+  drawing.style.minWidth = `${width * SMALLEST}px`;
+  return drawing;
 }
 
 function label(token, x, y, height, kind) {
   const shown = visible(token);
-  const cut = shown.length > 9 ? `${shown.slice(0, 8)}…` : shown;
+  const cut = shown.length > LETTERS ? `${shown.slice(0, LETTERS - 1)}…` : shown;
   return make("text", { class: kind, x: x + 4, y: y + height / 2 + 4 }, cut);
 }
 
