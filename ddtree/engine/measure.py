@@ -35,6 +35,7 @@ TOLERANCE = 0.3  # in log seconds, of a stored ratio; what a busy machine does t
 HEADROOM = 1.5  # on the card's best acceptance length: rounds that even this could not pay for need no measuring
 UNSTEADY = 1.3  # how far the passes of a quiet machine differ at most, the slowest from the fastest
 UNSTEADY_WEIGHT = 3  # rounds that a measurement on a busy machine counts for
+UNTIMED_ROW = 0.1  # of a plain step, for each row beyond the last that was timed, where the time did not suffice
 TOO_SLOW = 0.8  # of the best speedup so far; costs only rise from there
 
 
@@ -152,7 +153,8 @@ def measure_costs(
     if not whole or not steady:
         why = "the machine was busy" if whole else "the time did not suffice for rounds of all sizes"
         logger.info("%s while rounds were timed: costs are learnt on the way, and the next start measures again", why)
-    return fitted(engine, timings, MEASURED_WEIGHT if steady else UNSTEADY_WEIGHT), whole and steady
+    most_rows = None if whole else 1 + limit
+    return fitted(engine, timings, MEASURED_WEIGHT if steady else UNSTEADY_WEIGHT, most_rows), whole and steady
 
 
 def is_steady(timings: dict[int, list[Timing]]) -> bool:
@@ -161,8 +163,11 @@ def is_steady(timings: dict[int, list[Timing]]) -> bool:
     return 2 * len(spreads) >= len(timings) and statistics.median(spreads) <= UNSTEADY
 
 
-def fitted(engine: Engine, timings: dict[int, list[Timing]], weight: float) -> CostModel:
-    """The least of what was timed, by rows and by slots: whatever else a machine does only adds to it."""
+def fitted(engine: Engine, timings: dict[int, list[Timing]], weight: float, most_rows: int | None = None) -> CostModel:
+    """The least of what was timed, by rows and by slots: whatever else a machine does only adds to it.
+
+    `most_rows`: a count that was to be timed and was not; it gets a knot that is a guess, and dear.
+    """
     verify, draft, plain, drafting = defaultdict(list), defaultdict(list), [], []
     for budget, found in timings.items():
         for timing in found:
@@ -173,6 +178,9 @@ def fitted(engine: Engine, timings: dict[int, list[Timing]], weight: float) -> C
             draft[num_slots(engine, budget)].append(timing.draft_s)
             drafting.append(timing.rest_s)
     knots = {rows: max(min(seconds), 1e-9) for rows, seconds in verify.items()}
+    if most_rows and most_rows > max(knots):
+        # Two or three small sizes that happened to cost alike say nothing of a thousand rows: not free until seen.
+        knots[most_rows] = max(knots.values()) + UNTIMED_ROW * knots[min(knots)] * (most_rows - max(knots))
     slots = {count: max(min(seconds), 1e-9) for count, seconds in draft.items()}
     buckets = tuple(getattr(engine.target, "row_buckets", ()))
     curves = Curve(knots, buckets, weight), Curve(slots, weight=weight)

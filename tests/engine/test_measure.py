@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 
 from ddtree.budget.store import CostStore
-from ddtree.engine.measure import PROBE_BUDGETS, Timing, is_steady, measure_rounds, start_auto
+from ddtree.engine.measure import (
+    PROBE_BUDGETS,
+    Bench,
+    Timing,
+    is_steady,
+    measure_costs,
+    measure_rounds,
+    start_auto,
+)
 from ddtree.engine.request import Request
 from tests.scripted import scripted_engine
 
@@ -64,6 +72,8 @@ def test_costs_from_a_busy_machine_are_not_kept(tmp_path, monkeypatch):
     engine, store = scripted_engine(0.5), CostStore(tmp_path)
     engine.config = replace(engine.config, max_tree_budget=8)
     monkeypatch.setattr("ddtree.engine.measure.is_steady", lambda timings: False)
+    # Not the real clock: a hiccup in rounds of microseconds would end the ladder before 9 rows.
+    monkeypatch.setattr(Bench, "round", lambda self, budget: Timing(1 + budget, 1 + 0.1 * budget, 0.1, 1.1 + 0.1 * budget))
     cost = start_auto(engine, {"0": {"4": 2.0}}, store, limit_s=1).cost
     assert not list(tmp_path.iterdir())
     before = cost.verify.at(9)
@@ -71,6 +81,18 @@ def test_costs_from_a_busy_machine_are_not_kept(tmp_path, monkeypatch):
         cost.observe(1, cost.verify.at(1))
         cost.observe(9, before / 2)
     assert cost.verify.at(9) / cost.verify.at(1) < 0.75 * before / cost.verify.at(1)
+
+
+def test_sizes_that_were_not_timed_are_not_taken_for_free(monkeypatch):
+    """On a starved machine two or three small rounds cost alike: the last slope, 0, must not buy a thousand rows."""
+    monkeypatch.setattr(Bench, "round", lambda self, budget: Timing(1 + budget, 1.0, 0.1, 1.1))
+    cost, keep = measure_costs(scripted_engine(0.5), {"0": {"4": 2.0}}, limit_s=0)
+    assert not keep
+    assert cost.verify.at(1025) > 50 * cost.verify.at(1)
+    assert cost.verify.at(5) < 2 * cost.verify.at(1), "small trees stay worth a try"
+    before = cost.verify.at(200)
+    cost.observe(200, 2 * before)  # and such rounds teach, since they lie within the curve
+    assert cost.verify.upto(1025)[200] >= before and cost.verify.counts[-1] == 1025
 
 
 @pytest.mark.parametrize("max_context", [8, 12, 40])
