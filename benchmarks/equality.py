@@ -51,6 +51,7 @@ class Shard:
         from ddtree.text.tokenizer import Tokenizer
 
         torch.set_num_threads(args.threads)
+        torch.set_float32_matmul_precision("highest")  # no TF32
         self.args = args
         self.tokenizer = Tokenizer.load(Path(args.target))
         self.engine = load_engine(args.target, args.drafter, device=args.device, dtype=args.dtype)
@@ -231,6 +232,7 @@ def summarise(args, records: list[dict], seconds: float) -> dict:
         "devices": torch.cuda.device_count() if args.device.startswith("cuda") else 1,
         "device": torch.cuda.get_device_name() if args.device.startswith("cuda") else platform.processor() or "cpu",
         "dtype": args.dtype,
+        "tf32": False,
         "torch": torch.__version__,
         "seconds": round(seconds, 1),
         "command": "python -m benchmarks.equality " + " ".join(sys.argv[1:]).replace(str(Path.home()), "~"),

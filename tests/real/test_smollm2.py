@@ -20,6 +20,12 @@ def test_equal_to_transformers_and_at_every_budget(pair, transformers_greedy, ev
         assert list(pair.answer(prompt, budget, 24).token_ids) == plain, f"budget {budget}"
 
 
+@pytest.mark.long
+def test_two_hundred_greedy_tokens_are_those_of_transformers(pair, transformers_greedy):
+    prompt = tuple(pair.tokenizer.encode("The history of the city begins in"))
+    assert list(pair.answer(prompt, 8, 200).token_ids) == transformers_greedy(prompt, 200)
+
+
 def test_sampled_equal_at_every_budget(pair, evaluation_prompts):
     prompt = pair.chat_ids(evaluation_prompts[1])
     plain = pair.answer(prompt, 0, 20, SAMPLED, seed=5).token_ids
