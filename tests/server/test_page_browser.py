@@ -149,32 +149,33 @@ MARKUP = """<img src=x onerror="alert(1)"> <script>alert(2)</script> <svg onload
 
 
 def test_markup_is_text_in_answers_prompts_and_titles(chromium):  # noqa: F811
-    with serving(ScriptEngine(MARKUP, 7), facts=replace(FACTS, max_context=4096)) as client, live(client.app) as url:
-        with visit(chromium, url) as page:
-            ask(page, MARKUP)
-            strange = page.locator("#messages :is(img, script, svg, iframe, style, u, b)")
-            assert strange.count() == 0
-            hrefs = page.eval_on_selector_all("#messages a", "nodes => nodes.map((node) => node.href)")
-            assert hrefs == ["https://example.com/a.png"]
-            answer = last_answer(page)
-            for piece in ('<img src=x onerror="alert(1)">', "<script>alert(2)</script>", "<script>alert(6)</script>", "<iframe src=x>"):
-                assert piece in answer
-            assert page.inner_text("article.user > .text") == MARKUP.strip()
-            page.click("#open-chats")
-            assert page.locator("#chat-list :is(img, script)").count() == 0 and "<img" in page.inner_text("#chat-list")
+    facts = replace(FACTS, max_context=4096)
+    with serving(ScriptEngine(MARKUP, 7), facts=facts) as client, live(client.app) as url, visit(chromium, url) as page:
+        ask(page, MARKUP)
+        strange = page.locator("#messages :is(img, script, svg, iframe, style, u, b)")
+        assert strange.count() == 0
+        hrefs = page.eval_on_selector_all("#messages a", "nodes => nodes.map((node) => node.href)")
+        assert hrefs == ["https://example.com/a.png"]
+        answer = last_answer(page)
+        for piece in ('<img src=x onerror="alert(1)">', "<script>alert(2)</script>", "<script>alert(6)</script>", "<iframe src=x>"):
+            assert piece in answer
+        assert page.inner_text("article.user > .text") == MARKUP.strip()
+        page.click("#open-chats")
+        assert page.locator("#chat-list :is(img, script)").count() == 0 and "<img" in page.inner_text("#chat-list")
 
 
 def test_a_key_is_asked_for(chromium):  # noqa: F811
-    with serving(api_key="secret") as client, live(client.app) as url:
-        with visit(chromium, url, expected_errors=["401"]) as page:
-            for key in ("wrong", "secret"):
-                page.wait_for_selector("#key-dialog[open]")
-                page.fill("#key", key)
-                page.keyboard.press("Enter")
-            until(page, "document.getElementById('model').textContent === 'toy'")
-            ask(page)
-            assert last_answer(page) == "hello"
-            assert "secret" not in page.evaluate("JSON.stringify(localStorage)")
+    with serving(api_key="secret") as client, live(client.app) as url, visit(
+        chromium, url, expected_errors=["401"]
+    ) as page:
+        for key in ("wrong", "secret"):
+            page.wait_for_selector("#key-dialog[open]")
+            page.fill("#key", key)
+            page.keyboard.press("Enter")
+        until(page, "document.getElementById('model').textContent === 'toy'")
+        ask(page)
+        assert last_answer(page) == "hello"
+        assert "secret" not in page.evaluate("JSON.stringify(localStorage)")
 
 
 def test_a_thought_is_folded(chromium):  # noqa: F811

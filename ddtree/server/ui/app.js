@@ -171,8 +171,14 @@ function show(message) {
 }
 
 const say = (words) => ($("status").textContent = words);
-const atBottom = () => $("messages").scrollHeight - $("messages").scrollTop - $("messages").clientHeight < 60;
-const toBottom = () => requestAnimationFrame(() => ($("messages").scrollTop = $("messages").scrollHeight));
+// On a small screen the whole page scrolls.
+const scroller = () => (getComputedStyle($("messages")).overflowY === "visible" ? document.scrollingElement : $("messages"));
+const toBottom = () => requestAnimationFrame(() => (scroller().scrollTop = scroller().scrollHeight));
+
+function atBottom() {
+  const { scrollHeight, scrollTop, clientHeight } = scroller();
+  return scrollHeight - scrollTop - clientHeight < 60;
+}
 
 function open(chat) {
   conversation = chat;

@@ -14,6 +14,8 @@ export class Panel {
     this.parts = Object.fromEntries([...root.querySelectorAll("[data-part]")].map((node) => [node.dataset.part, node]));
     this.parts.round.addEventListener("input", () => this.schedule(true));
     this.parts.tree.addEventListener("pointermove", (event) => this.point(event.target));
+    // On a small screen the conversation comes first.
+    this.parts.more.open = matchMedia("(min-width: 56.01rem)").matches;
     this.drawnAt = 0;
     this.clear();
   }
@@ -65,10 +67,21 @@ export class Panel {
     this.parts.round.setAttribute("aria-valuetext", trace ? `round ${trace.round}` : "no round yet");
     this.parts.caption.textContent = trace ? caption(trace) : "Ask something, and the draft tree of each round appears here.";
     this.parts.tree.replaceChildren(...(trace && trace.tokens.length > 1 ? [drawTree(trace)] : []));
+    if (this.parts.tree.firstChild) this.showEnd(this.parts.tree.firstChild);
     this.parts.node.textContent = "";
     this.parts.stages.replaceChildren(...(trace ? stages(trace) : []));
     this.parts.chart.replaceChildren(...(this.lengths.length ? [chart(this.lengths)] : []));
     this.figures();
+  }
+
+  /** Scroll the drawing, and nothing else, to where the accepted path ends. */
+  showEnd(drawing) {
+    const box = this.parts.tree;
+    const bonus = drawing.querySelector("rect.bonus").getBoundingClientRect();
+    const frame = box.getBoundingClientRect();
+    const beyond = (end, start, far, near) => Math.max(end - far + 8, 0) || Math.min(start - near - 8, 0);
+    box.scrollLeft += beyond(bonus.right, bonus.left, frame.right, frame.left);
+    box.scrollTop += beyond(bonus.bottom, bonus.top, frame.bottom, frame.top);
   }
 
   figures() {
@@ -79,7 +92,7 @@ export class Panel {
       rounds,
       nodes: report?.nodes_verified ?? nodes,
       length: rounds ? (report?.mean_acceptance_length ?? emitted / rounds).toFixed(2) : "–",
-      speed: speed ? `${speed.toFixed(1)}/s` : "–",
+      speed: speed ? `${speed.toFixed(1)}` : "–",
       mode: report ? `${report.mode.replace("_", " ")}, budget ${report.tree_budget}` : "–",
     };
     for (const [name, value] of Object.entries(figures)) this.parts[name].textContent = value;

@@ -63,8 +63,9 @@ export function race(ask, body, shaded) {
       await run(lanes[1], 0);
       verdict.textContent = judge(lanes, first.content);
       return { message: first, report: lanes[0].report };
-    } finally {
+    } catch (error) {
       for (const lane of lanes) lane.ended = true;
+      throw error;
     }
   };
   return { root, done: both() };
