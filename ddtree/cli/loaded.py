@@ -31,11 +31,29 @@ def find(args: argparse.Namespace) -> tuple[Source, Tokenizer]:
 
     # What is known at once is said before anything is downloaded or read for seconds.
     pick_dtype(args.dtype, pick_device(args.device))
+    _check_budget(getattr(args, "tree_budget", "auto"))
     source = resolve(args.model, args.drafter)
     for path in (source.target, source.drafter):
         if path is not None and path.suffix == ".gguf":
             GgufFile(path)  # cut off or no GGUF at all: the tokenizer would only say that it cannot be read
+    _refuse_drafter(source.target)
     return source, Tokenizer.load(source.target)
+
+
+def _check_budget(budget: int | str | None) -> None:
+    from ddtree.engine.config import EngineConfig
+
+    maximum = EngineConfig.max_tree_budget
+    if isinstance(budget, int) and budget > maximum:
+        raise ValueError(f"--tree-budget must lie in 0 ... {maximum}, got {budget}")
+
+
+def _refuse_drafter(target: Path) -> None:
+    """A drafter's folder given as MODEL is told so, not that its tokenizer or architecture is unknown."""
+    config_json = (target if target.is_dir() else target.parent) / "config.json"
+    named = json.loads(config_json.read_text(encoding="utf-8")).get("architectures") if config_json.is_file() else None
+    if any("DFlash" in str(name) for name in named or ()):
+        raise ValueError(f"{target}: this is a drafter; give its target as MODEL, and it as --drafter")
 
 
 def load(args: argparse.Namespace, source: Source):
@@ -59,10 +77,8 @@ def default_budget(
     args: argparse.Namespace, source: Source, engine, say: Callable[[str], None], limit_s: float = 8.0
 ) -> Budget:
     """--tree-budget; "auto", the default, has its costs measured in at most `limit_s`, and is 0 without a drafter."""
-    maximum = engine.config.max_tree_budget
     if args.tree_budget != "auto":
-        if args.tree_budget > maximum:
-            raise ValueError(f"--tree-budget must lie in 0 ... {maximum}, got {args.tree_budget}")
+        _check_budget(args.tree_budget)
         if args.tree_budget and not engine.has_drafter:
             raise ValueError(
                 f"--tree-budget {args.tree_budget} needs a drafter: {source.drafter_reason or 'none is loaded'}"

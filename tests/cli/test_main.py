@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -55,6 +56,20 @@ def test_bad_flags(capsys, argv):
     with pytest.raises(SystemExit) as exit_:
         main(argv)
     assert exit_.value.code == 2 and "error" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "argv, words",
+    [
+        (["serve", "--tree-budget", "1000000000"], "--tree-budget must lie in 0 ... 1024, got 1000000000"),
+        (["serve", "ddtree/embedded/hybrid-tiny-dflash"], "this is a drafter; give its target as MODEL"),
+    ],
+)
+def test_what_is_known_at_once_is_said_before_loading(capsys, monkeypatch, argv, words):
+    monkeypatch.chdir(Path(__file__).parents[2])
+    monkeypatch.setattr("ddtree.cli.loaded.Tokenizer.load", lambda path: pytest.fail("nothing is to be loaded"))
+    assert main(argv) == 2
+    assert words in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["serve", "generate", "chat"])
