@@ -12,6 +12,8 @@ from ddtree.cli.turns import Turn, summary
 from ddtree.text import ParserChain, ReasoningParser, Tokenizer, render_chat, thought_state
 from ddtree.text.parse import REASONING, Span
 
+# The answer by how many tokens its round brought, for light and dark terminals alike.
+SHADES = ((8, "bold green underline"), (5, "bold green"), (3, "green"), (2, "cyan"), (0, ""))
 HELP = "/quit ends, /reset forgets the conversation, Ctrl-C stops an answer"
 
 
@@ -57,7 +59,7 @@ def _answer(console, args, engine, tokenizer: Tokenizer, budget: int, messages: 
         parser = ParserChain() if thought is None else ReasoningParser(thought)
         reply = Reply(console)
         for piece in _until_interrupted(turn):
-            reply.add(parser.feed(piece))
+            reply.add(parser.feed(piece), shade(turn.num_brought))
         reply.add(parser.flush())
     except ValueError as error:
         console.print(f"{error}; /reset starts anew", style="red", markup=False)
@@ -77,8 +79,8 @@ class Reply:
         self._console = console
         self._reasoning = self._content = ""
 
-    def add(self, spans: list[Span]) -> None:
-        """Print and keep what has come."""
+    def add(self, spans: list[Span], style: str = "") -> None:
+        """Print and keep what has come; `style` is the answer's."""
         for kind, text in spans:
             if kind == REASONING:
                 self._reasoning += text
@@ -87,12 +89,17 @@ class Reply:
             if self._reasoning and not self._content:
                 self._console.print("\n")
             self._content += text
-            self._console.print(text, end="", markup=False, soft_wrap=True)
+            self._console.print(text, end="", style=style, markup=False, soft_wrap=True)
 
     def message(self) -> dict:
         """For the conversation; the template decides what becomes of the thought."""
         thought = {"reasoning_content": self._reasoning} if self._reasoning else {}
         return {"role": "assistant", "content": self._content, **thought}
+
+
+def shade(num_tokens: int) -> str:
+    """The style of text that so many tokens came with."""
+    return next(style for least, style in SHADES if num_tokens >= least)
 
 
 def _until_interrupted(turn: Turn):

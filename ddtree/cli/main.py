@@ -1,4 +1,4 @@
-"""ddtree: serve, generate, chat, fetch, bench, audit, doctor, train. Each command imports its room when called, so that --help is instant."""
+"""ddtree: serve, generate, chat, fetch, bench, audit, trace, doctor, train. Each command imports its room when called, so that --help is instant."""
 
 from __future__ import annotations
 
@@ -45,6 +45,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_bench(commands.add_parser("bench", help="measure tokens per second, plain and with trees"))
     commands.add_parser("train", help="train a drafter (see ddtree train --help)", add_help=False)
     _add_audit(commands.add_parser("audit", help="prove the output lossless, token by token, or say where it is not"))
+    _add_trace(commands.add_parser("trace", help="draw a saved trace, round by round, as an HTML page"))
     _add_doctor(commands.add_parser("doctor", help="check the machine, the model and the drafter, and say what to do"))
     return parser
 
@@ -102,6 +103,13 @@ def _add_audit(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_audit)
 
 
+def _add_trace(parser: argparse.ArgumentParser) -> None:
+    from ddtree.cli.trace import add_trace
+
+    add_trace(parser)
+    parser.set_defaults(run=_trace)
+
+
 def _add_doctor(parser: argparse.ArgumentParser) -> None:
     from ddtree.cli.doctor import add_doctor
 
@@ -154,6 +162,12 @@ def _audit(args: argparse.Namespace) -> int:
     from ddtree.cli.audit import audit
 
     return audit(args)
+
+
+def _trace(args: argparse.Namespace) -> int:
+    from ddtree.cli.trace import trace
+
+    return trace(args)
 
 
 def _doctor(args: argparse.Namespace) -> int:

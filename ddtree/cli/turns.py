@@ -25,6 +25,7 @@ class Turn:
     stats: RequestStats | None = None
     finish_reason: str | None = None
     text: str = field(default="", init=False)
+    num_brought: int = field(default=0, init=False)  # tokens of the round that the last piece came with; prefill brings 1
 
     def __iter__(self) -> Iterator[str]:
         request_id = self.engine.add(self._request())
@@ -43,6 +44,7 @@ class Turn:
         self.finish_reason, self.stats = emission.finish_reason, emission.stats
         piece = self._watcher.take() + (self._watcher.finish() if emission.finish_reason else "")
         self.text += piece
+        self.num_brought = len(emission.token_ids)
         if piece:
             yield piece
 

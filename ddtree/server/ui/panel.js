@@ -2,7 +2,7 @@
 
 import { drawTree, inWords, visible } from "./tree.js";
 
-const KEPT = 64; // rounds whose trees can be looked at again
+const KEPT = 64; // rounds whose trees can be looked at again, so that a long answer does not fill the memory
 const CHARTED = 160; // rounds in the chart
 const LARGE = 200; // nodes; such trees are drawn less often
 const PAUSE_MS = 60;
@@ -10,7 +10,8 @@ const LARGE_PAUSE_MS = 200;
 const STAGES = ["draft", "build", "verify", "accept", "commit"];
 
 export class Panel {
-  constructor(root) {
+  constructor(root, most = KEPT) {
+    this.most = most;
     this.parts = Object.fromEntries([...root.querySelectorAll("[data-part]")].map((node) => [node.dataset.part, node]));
     this.parts.round.addEventListener("input", () => this.schedule(true));
     this.parts.tree.addEventListener("pointermove", (event) => this.point(event.target));
@@ -33,7 +34,7 @@ export class Panel {
   add(trace) {
     const live = this.parts.round.value === this.parts.round.max;
     this.kept.push(trace);
-    if (this.kept.length > KEPT) this.kept.shift();
+    if (this.kept.length > this.most) this.kept.shift();
     this.lengths.push(trace.path.length);
     if (this.lengths.length > CHARTED) this.lengths.shift();
     this.total.rounds++;

@@ -1,0 +1,99 @@
+"""ddtree trace: what a stream or an audit saved, as a page that needs no server."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from ddtree.cli.main import main
+from ddtree.server.replay import read_rounds, replay_page
+from tests.server.browser import chromium  # noqa: F401
+from tests.server.scripted import scripted_server
+
+AUDITED = {
+    "prompt_id": "p1",
+    "round": 1,
+    "context_length": 4,
+    "token_ids": [5, 6, 7],
+    "parents": [-1, 0, 0],
+    "positions": [4, 5, 5],
+    "path": [0, 2],
+    "emitted": [7, 9],
+    "text": "xy",
+}
+
+
+def saved_stream(**fields):
+    """In a thread of its own, as the browser's tests keep an event loop in this one."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(_saved_stream, fields).result()
+
+
+def _saved_stream(fields):
+    with scripted_server("some") as client:
+        body = {"prompt": "hello", "seed": 3, "max_tokens": 40, "ignore_eos": True, "tree_budget": 16, "temperature": 0.8}
+        return client.post("/v1/completions", body | fields | {"stream": True, "ddtree_trace": True}).text
+
+
+def test_streams_as_they_came_and_lines_of_an_audit_are_read():
+    groups = read_rounds(saved_stream(n=2).splitlines())
+    assert list(groups) == ["choice 0", "choice 1"]
+    assert all([each["round"] for each in rounds] == list(range(1, len(rounds) + 1)) for rounds in groups.values())
+    ((name, (found,)),) = read_rounds([json.dumps(AUDITED)]).items()
+    assert name == "p1" and found["depths"] == [0, 1, 1] and found["tokens"] == ["#5 ", "#6 ", "#7 "]
+    assert found["bonus_token"] == {"token_id": 9, "token": "#9 "}
+
+
+@pytest.mark.parametrize(
+    "line, words",
+    [
+        ("", "no round"),
+        ("data: [DONE]", "no round"),
+        ("{", "line 1 is not JSON"),
+        ("[1]", "line 1 is not an object"),
+        ('{"path": [0]}', "no token_ids, parents, emitted"),
+        (json.dumps(AUDITED | {"parents": [-1, 2, 0]}), "parents must name one earlier node"),
+        (json.dumps(AUDITED | {"path": [0, 3]}), "path must name nodes below 3"),
+    ],
+)
+def test_what_is_no_trace_is_named(tmp_path, capsys, line, words):
+    file = tmp_path / "t.jsonl"
+    file.write_text(line)
+    assert main(["trace", str(file)]) == 2
+    error = capsys.readouterr().err
+    assert words in error and "t.jsonl" in error and error.count("\n") == 1
+
+
+def test_the_page_replays_every_round(chromium, tmp_path, capsys):  # noqa: F811
+    file = tmp_path / "saved.txt"
+    file.write_text(saved_stream())
+    assert main(["trace", str(file)]) == 0
+    page_file = tmp_path / "saved.html"
+    assert capsys.readouterr().out.strip() == str(page_file)
+    rounds = read_rounds(file.read_text().splitlines())["choice 0"]
+    page = chromium.new_page()
+    faults = []
+    page.on("console", lambda message: faults.append(message.text))
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.goto(page_file.as_uri())
+    page.wait_for_selector(".tree svg")
+    assert page.locator("#text .round").count() == len(rounds) + 1
+    assert page.inner_text("[data-part=nodes]") == str(sum(len(each["tokens"]) - 1 for each in rounds))
+    page.select_option("#pace", "2")
+    page.click("#play")
+    page.wait_for_selector(f"[data-part=caption]:has-text('Round {len(rounds)}:')")
+    page.wait_for_selector("#play:has-text('Play')")
+    assert page.locator("#text .here").count() == 1 and not faults
+    page.close()
+
+
+def test_markup_in_a_trace_is_text(chromium, tmp_path):  # noqa: F811
+    evil = "</script><img src=x onerror=alert(1)>"
+    round_ = AUDITED | {"tokens": [evil, evil, evil], "bonus_token": {"token_id": 9, "token": evil}, "prompt_id": evil}
+    path = tmp_path / "evil.html"
+    path.write_text(replay_page(read_rounds([json.dumps(round_)]), evil))
+    page = chromium.new_page()
+    page.goto(path.as_uri())
+    page.wait_for_selector(".tree svg")
+    assert page.locator("img").count() == 0 and page.inner_text("h1") == evil and evil in page.inner_text("#text")
+    page.close()
