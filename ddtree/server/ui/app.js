@@ -146,6 +146,7 @@ async function send(how) {
   say("Answering …");
   toBottom();
   const mine = conversation;
+  history.keep(mine);
   try {
     await how();
   } finally {
