@@ -100,6 +100,7 @@ def test_a_race_runs_both_and_compares(chromium, url):  # noqa: F811
         assert "The texts are the same" in page.inner_text(".verdict") and "times the speed" in page.inner_text(".verdict")
         until(page, "new Set([...document.querySelectorAll('.lanes .text')].map((node) => node.innerText)).size === 1")
         assert page.locator(".lanes output:has-text('tokens/s')").count() == 2
+        assert int(page.inner_text("[data-part=nodes]")) > 16  # the panel stays with the trees
         page.reload()
         page.wait_for_selector("article.assistant")
 

@@ -62,13 +62,13 @@ function body() {
 
 // ---- asking ----
 
-/** Stream one answer: `onPiece(delta, round, tokens)` for its text, the panel for its rounds. */
-async function ask(wanted, onPiece) {
-  panel.clear();
+/** Stream one answer: `onPiece(delta, round, tokens)` for its text; the panel, if it is to watch, for its rounds. */
+async function ask(wanted, onPiece, watched = true) {
+  if (watched) panel.clear();
   let [round, tokens, report, reason] = [0, 1, null, null];
   for await (const chunk of streamed(wanted, running.signal)) {
     if (chunk.ddtree_trace) {
-      panel.add(chunk.ddtree_trace);
+      if (watched) panel.add(chunk.ddtree_trace);
       [round, tokens] = [chunk.ddtree_trace.round, chunk.ddtree_trace.emitted.length];
     }
     for (const choice of chunk.choices) {
@@ -77,7 +77,7 @@ async function ask(wanted, onPiece) {
     }
     report = chunk.ddtree ?? report;
   }
-  panel.finish(report);
+  if (watched) panel.finish(report);
   return { report, reason };
 }
 

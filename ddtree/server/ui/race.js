@@ -35,13 +35,13 @@ class Lane {
   }
 }
 
-/** Runs `ask(body, onPiece, onTrace)` for both; returns the drawing, and a promise of the first lane's message. */
+/** Runs `ask(body, onPiece, watched)` for both, the panel watching the first; returns the drawing, and a promise of the first lane's message. */
 export function race(ask, body, shaded) {
   const lanes = [new Lane("With draft trees"), new Lane("Plain decoding")];
   const verdict = make("p", { class: "verdict", role: "status" });
   const note = make("p", { class: "caption" }, "One after the other, so that neither slows the other; the first is then replayed at its own pace beside the second.");
   const root = make("article", { class: "race" }, make("h3", {}, "Race"), make("div", { class: "lanes" }, ...lanes.map((lane) => lane.root)), verdict, note);
-  const run = async (lane, budget) => {
+  const run = async (lane, budget, watched) => {
     const began = performance.now();
     lane.view.shaded = shaded;
     lane.speed.textContent = "running";
@@ -49,7 +49,7 @@ export function race(ask, body, shaded) {
     const answer = await ask({ ...body, tree_budget: budget }, (...piece) => {
       lane.steps.push({ at: performance.now() - began, piece });
       lane.view.add(...piece);
-    });
+    }, watched);
     lane.bar.value = 1;
     lane.report = answer.report;
     lane.speed.textContent = answer.report?.tokens_per_second ? `${answer.report.tokens_per_second.toFixed(1)} tokens/s` : "too short to measure";
@@ -57,10 +57,10 @@ export function race(ask, body, shaded) {
   };
   const both = async () => {
     try {
-      await run(lanes[0], body.tree_budget);
+      await run(lanes[0], body.tree_budget, true);
       const first = { ...lanes[0].view.message };
       lanes[0].replay(shaded);
-      await run(lanes[1], 0);
+      await run(lanes[1], 0, false);
       verdict.textContent = judge(lanes, first.content);
       return { message: first, report: lanes[0].report };
     } catch (error) {
