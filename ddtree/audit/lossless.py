@@ -38,7 +38,7 @@ MOST_LOCALISED = 3  # mismatches that are localised; the others are listed
 LOCALISE_ROUNDS = 200
 ALWAYS_WHOLE = 2  # prompts that every budget is tried on, whichever their form
 GROUP = 4  # requests decoded side by side
-MOST_GROUPS = 2  # of them: another eight prompts side by side would show nothing that these do not
+MOST_PER_GROUP = 8  # prompts for each group: packing is one fault or none, not one per prompt
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Audit:
         turn = index % max(len(drafting), 1)
         for budget in (drafting if whole else drafting[turn : turn + 1]) if engine.drafter is not None else ():
             self._against(prompt, request, plain, budget, None, f"budget {budget}")
-        if drafting and (whole or index % 3 == 0):
+        if drafting and whole:
             self._scripted(index, prompt, request, plain)
         if self.reference is not None and whole and not temperature:
             self._against_reference(prompt, request, plain)
@@ -137,11 +137,11 @@ class Audit:
             return knowing(scripts, vocabulary, block, index)
 
         self._against(prompt, request, plain, budget, know, f"budget {budget}, knowing drafter")
-        if index % 3 == 0:
+        if index % 6 == 0:
             small = min(budget, 16)  # a token a round: what it drafts is all that costs
             name = f"budget {small}, wrong drafter"
             self._against(prompt, request, plain, small, lambda: ignorant(vocabulary, block, index), name)
-        if index < ALWAYS_WHOLE or index % 4 == 0:
+        if index < ALWAYS_WHOLE or index % 6 == 0:
             self._forged_stop(prompt, request, plain, budget, know)
         if index < ALWAYS_WHOLE or index % 2:
             self._stop_string(prompt, request, plain, budget, know)
@@ -267,7 +267,7 @@ class Audit:
             self.result.notes.append("nothing was decoded side by side: what is wrong alone comes first")
             return
         known = [prompt for prompt in prompts if (prompt, temperature) in self.answers]
-        for first in range(0, min(len(known), MOST_GROUPS * GROUP), GROUP):
+        for first in range(0, GROUP * max(1, len(known) // MOST_PER_GROUP), GROUP):
             group = known[first : first + GROUP]
             if len(group) < 2:
                 group = known[-2:]
