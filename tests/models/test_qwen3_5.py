@@ -58,6 +58,7 @@ class KeptSiblings(RecurrentCache):
 
 class TestQwen3_5(TargetChecks):
     FAMILY, CONFIG_CLASS, CHANGES = "Qwen3_5", "Qwen3_5TextConfig", CHANGES
+    BUDGETS = (1, 2, 7, 15, 16, 32, 64, 128, 256, 512, 1024)
 
     def test_caches_are_tree_aware(self, models):
         ours = models[1]
