@@ -217,7 +217,7 @@ class Audit:
             self.result.add(Fault(STOP, found, prompt.id, budget))
 
     def _against_reference(self, prompt: Prompt, request: Request, plain: list[int]) -> None:
-        tokens = self.reference.along(prompt.token_ids, plain)
+        tokens = self.reference.along(prompt.token_ids, plain, request.max_tokens)
         position = first_difference(plain, tokens)
         if position is not None:
             self._book(prompt, request, plain, tokens, position, TRANSFORMERS, None)

@@ -54,12 +54,17 @@ class Reference:
         return output[0, ids.shape[1] :].tolist()
 
     @torch.inference_mode()
-    def along(self, prompt: Sequence[int], answer: Sequence[int]) -> list[int]:
-        """Its greedy tokens along `answer`, up to the first that differs: one forward over both, greedy decoding by induction."""
-        ids = torch.tensor([[*prompt, *answer[:-1]]], device=self.model.device)
-        chosen = self.model(ids, use_cache=False, logits_to_keep=len(answer)).logits[0].argmax(-1).tolist()
-        differs = next((i for i, pair in enumerate(zip(chosen, answer, strict=True)) if pair[0] != pair[1]), len(answer) - 1)
-        return chosen[: differs + 1]
+    def along(self, prompt: Sequence[int], answer: Sequence[int], max_tokens: int) -> list[int]:
+        """What `self(prompt, max_tokens)` writes, up to its first difference from `answer`, in one forward over both.
+
+        By induction that is greedy decoding; an answer that goes past a stop, or ends without one, differs there.
+        """
+        ids = torch.tensor([[*prompt, *answer]], device=self.model.device)
+        chosen = self.model(ids, use_cache=False, logits_to_keep=len(answer) + 1).logits[0].argmax(-1).tolist()[:max_tokens]
+        for i, token in enumerate(chosen):
+            if token in self.eos_token_ids or i == len(answer) or token != answer[i]:
+                return chosen[: i + 1]
+        return chosen
 
     @torch.inference_mode()
     def hidden_states(self, token_ids: Sequence[int]) -> list[torch.Tensor]:

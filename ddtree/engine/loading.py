@@ -15,8 +15,8 @@ from ddtree.models.dflash import load_drafter
 from ddtree.models.registry import load_target
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-ALL_THREADS = torch.get_num_threads()
 SINGLE_THREADED = 30_000_000  # parameters up to which one thread serves a CPU
+_threads_before = 0  # what a small model took away, for a larger one loaded after it
 
 
 def pick_device(name: str = "auto") -> torch.device:
@@ -42,13 +42,19 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def settle_threads(num_parameters: int) -> None:
-    """One thread for a small model, all of them for others; an `OMP_NUM_THREADS` of the user's own is left alone.
+    """One thread for a small model, what there was for others; an `OMP_NUM_THREADS` of the user's own is left alone.
 
     A small model's operations take microseconds. A second thread hardly shortens them, and where another process has its core each
     one waits for the scheduler: rounds of 50 ms were seen to take 1.5 s.
     """
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1 if num_parameters <= SINGLE_THREADED else ALL_THREADS)
+    if "OMP_NUM_THREADS" in os.environ:
+        return
+    global _threads_before
+    if num_parameters <= SINGLE_THREADED:
+        _threads_before = max(_threads_before, torch.get_num_threads())
+        torch.set_num_threads(1)
+    elif _threads_before and torch.get_num_threads() == 1:
+        torch.set_num_threads(_threads_before)
 
 
 def load_engine(
