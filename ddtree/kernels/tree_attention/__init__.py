@@ -8,9 +8,10 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from ddtree.kernels.tree_attention.pooled import commit_pages, tree_attention_pooled
 from ddtree.kernels.tree_attention.reference import tree_attention_reference
 
-__all__ = ["tree_attention", "tree_attention_reference"]
+__all__ = ["commit_pages", "tree_attention", "tree_attention_pooled", "tree_attention_reference"]
 
 
 def tree_attention(
