@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import closing
 
 from rich.console import Console
 
+from ddtree.cli.bar import acceptance_bar, shade
 from ddtree.cli.flags import thinking
 from ddtree.cli.loaded import default_budget, find, load
+from ddtree.cli.screen import LiveScreen, PlainScreen, screen_of
 from ddtree.cli.turns import Turn, summary
 from ddtree.text import ParserChain, ReasoningParser, Tokenizer, render_chat, thought_state
 from ddtree.text.parse import REASONING, Span
 
-# The answer by how many tokens its round brought, for light and dark terminals alike.
-SHADES = ((8, "bold green underline"), (5, "bold green"), (3, "green"), (2, "cyan"), (0, ""))
 HELP = "/quit ends, /reset forgets the conversation, Ctrl-C stops an answer"
 
 
@@ -57,14 +58,20 @@ def _answer(console, args, engine, tokenizer: Tokenizer, budget: int, messages: 
         turn = Turn(engine, tokenizer, token_ids, args.max_tokens, args.temperature, args.seed, budget)
         thought = thought_state(rendered, tokenizer.chat_template)
         parser = ParserChain() if thought is None else ReasoningParser(thought)
-        reply = Reply(console)
-        for piece in _until_interrupted(turn):
-            reply.add(parser.feed(piece), shade(turn.num_brought))
-        reply.add(parser.flush())
+        most = engine.block_size if budget and engine.block_size else 1
+        with screen_of(console) as screen:
+            reply = Reply(screen)
+            try:
+                with closing(iter(turn)) as pieces:
+                    for piece in pieces:
+                        reply.add(parser.feed(piece), shade(turn.num_brought))
+                        screen.show(acceptance_bar(turn.lengths, most, turn.tokens_per_s(), console.width - 1))
+            except KeyboardInterrupt:
+                pass
+            reply.add(parser.flush())
     except ValueError as error:
         console.print(f"{error}; /reset starts anew", style="red", markup=False)
         return messages
-    console.print()
     if turn.stats:
         console.print(summary(turn), style="dim", markup=False)
     else:
@@ -73,38 +80,26 @@ def _answer(console, args, engine, tokenizer: Tokenizer, budget: int, messages: 
 
 
 class Reply:
-    """One answer on the terminal: the thought dim, then the answer; and the message that it becomes."""
+    """One answer on a screen: the thought dim, then the answer; and the message that it becomes."""
 
-    def __init__(self, console: Console):
-        self._console = console
+    def __init__(self, screen: LiveScreen | PlainScreen):
+        self._screen = screen
         self._reasoning = self._content = ""
 
     def add(self, spans: list[Span], style: str = "") -> None:
-        """Print and keep what has come; `style` is the answer's."""
+        """Write and keep what has come; `style` is the answer's."""
         for kind, text in spans:
             if kind == REASONING:
                 self._reasoning += text
-                self._console.print(text, end="", style="dim", markup=False, soft_wrap=True)
+                self._screen.write(text, "dim")
                 continue
             if self._reasoning and not self._content:
-                self._console.print("\n")
+                self._screen.write("\n\n")
             self._content += text
-            self._console.print(text, end="", style=style, markup=False, soft_wrap=True)
+            self._screen.write(text, style)
 
     def message(self) -> dict:
         """For the conversation; the template decides what becomes of the thought."""
         thought = {"reasoning_content": self._reasoning} if self._reasoning else {}
         return {"role": "assistant", "content": self._content, **thought}
 
-
-def shade(num_tokens: int) -> str:
-    """The style of text that so many tokens came with."""
-    return next(style for least, style in SHADES if num_tokens >= least)
-
-
-def _until_interrupted(turn: Turn):
-    pieces = iter(turn)
-    try:
-        yield from pieces
-    except KeyboardInterrupt:
-        pieces.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -25,6 +26,7 @@ class Turn:
     stats: RequestStats | None = None
     finish_reason: str | None = None
     text: str = field(default="", init=False)
+    lengths: list[int] = field(default_factory=list, init=False)  # tokens that each round brought so far
     num_brought: int = field(default=0, init=False)  # tokens of the round that the last piece came with; prefill brings 1
 
     def __iter__(self) -> Iterator[str]:
@@ -44,9 +46,17 @@ class Turn:
         self.finish_reason, self.stats = emission.finish_reason, emission.stats
         piece = self._watcher.take() + (self._watcher.finish() if emission.finish_reason else "")
         self.text += piece
+        if self.num_brought:
+            self.lengths.append(len(emission.token_ids))
+        else:
+            self._began = time.perf_counter()
         self.num_brought = len(emission.token_ids)
         if piece:
             yield piece
+
+    def tokens_per_s(self) -> float | None:
+        """Of the rounds so far; None before the first."""
+        return sum(self.lengths) / (time.perf_counter() - self._began) if self.lengths else None
 
     def _request(self) -> Request:
         room = self.engine.config.max_context - len(self.prompt_token_ids)
