@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from html import escape
 from importlib.resources import files
 
-MODULES = ("tree.js", "rounds.js", "panel.js", "replay.js")  # in the order in which they need each other
+MODULES = ("dom.js", "tree.js", "rounds.js", "panel.js", "replay.js")  # in the order in which they need each other
 NEEDED = ("token_ids", "parents", "path", "emitted")
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 FORMS = 'lines of "ddtree audit --trace", or a stream that was asked for with "ddtree_trace": true'

@@ -1,8 +1,9 @@
 // The chat page: what the user does, what the server says, and where both are shown.
 
 import { ApiError, chat as streamed, get, key } from "./api.js";
+import { make } from "./dom.js";
 import * as history from "./history.js";
-import { MessageView, blank, make } from "./message.js";
+import { MessageView, blank } from "./message.js";
 import { Panel } from "./panel.js";
 import { race } from "./race.js";
 

@@ -1,14 +1,8 @@
 // One message on the page: the thought folded, the text as Markdown, and buttons below it.
 
+import { make } from "./dom.js";
 import { render } from "./markdown.js";
 import { extend, Shade } from "./rounds.js";
-
-export function make(tag, attributes = {}, ...children) {
-  const node = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
-  node.append(...children);
-  return node;
-}
 
 /** Copy text, also where the page came over plain HTTP from elsewhere. */
 export async function copy(text, button) {

@@ -1,5 +1,6 @@
 // The live panel: the tree of the round at hand or of an earlier one, acceptance over time, stage times, speeds.
 
+import { draw, make } from "./dom.js";
 import { drawTree, inWords, visible } from "./tree.js";
 
 const KEPT = 64; // rounds whose trees can be looked at again, so that a long answer does not fill the memory
@@ -119,10 +120,9 @@ function caption(trace) {
 /** A bar of the round's stages, each as wide as its time. */
 function stages(trace) {
   return STAGES.map((stage) => {
-    const node = document.createElement("span");
-    node.className = `stage ${stage}`;
+    const words = `${stage} ${trace.stage_ms[stage].toFixed(1)} ms`;
+    const node = make("span", { class: `stage ${stage}`, title: words }, words);
     node.style.flexGrow = trace.stage_ms[stage];
-    node.title = node.textContent = `${stage} ${trace.stage_ms[stage].toFixed(1)} ms`;
     return node;
   });
 }
@@ -134,14 +134,11 @@ function chart(lengths) {
   const step = width / Math.max(lengths.length, 24);
   const y = (value) => height - (value / most) * (height - 4);
   const bars = lengths.map((length, i) => `M${i * step} ${height}V${y(length)}h${step * 0.8}V${height}z`).join("");
-  const made = (tag, attributes, text = "") => {
-    const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
-    for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
-    node.textContent = text;
-    return node;
-  };
   const words = `Acceptance length of the last ${lengths.length} rounds: mean ${mean.toFixed(2)}, most ${Math.max(...lengths)}`;
-  const svg = made("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": words, preserveAspectRatio: "none" });
-  svg.append(made("path", { class: "bars", d: bars }), made("path", { class: "mean", d: `M0 ${y(mean)}H${width}` }));
-  return svg;
+  return draw(
+    "svg",
+    { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": words, preserveAspectRatio: "none" },
+    draw("path", { class: "bars", d: bars }),
+    draw("path", { class: "mean", d: `M0 ${y(mean)}H${width}` }),
+  );
 }

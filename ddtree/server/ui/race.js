@@ -1,6 +1,7 @@
 // The race: one prompt with trees and without, each alone on the engine so that neither slows the other, shown side by side.
 
-import { MessageView, blank, make } from "./message.js";
+import { make } from "./dom.js";
+import { MessageView, blank } from "./message.js";
 
 /** A lane of the race: an answer, its speed, and when which piece of it came. */
 class Lane {

@@ -1,5 +1,7 @@
 // Which round brought which part of a text: [end, round, tokens] triples in order, round 0 being prefill.
 
+import { make } from "./dom.js";
+
 const DEEPEST = 8; // rounds that brought more are shaded alike
 
 /** Note that the text now reaches `end`, by this round. */
@@ -23,11 +25,8 @@ export class Shade {
   }
 
   wrap(node, [, round, tokens]) {
-    const span = document.createElement("span");
+    const title = round ? `round ${round}: ${tokens} ${tokens === 1 ? "token" : "tokens"}` : "prefill: 1 token";
     // Neighbours of one length alternate, so that rounds can be told apart.
-    span.className = `round by${Math.min(tokens, DEEPEST)}${round % 2 ? " odd" : ""}`;
-    span.title = round ? `round ${round}: ${tokens} ${tokens === 1 ? "token" : "tokens"}` : "prefill: 1 token";
-    span.append(node);
-    return span;
+    return make("span", { class: `round by${Math.min(tokens, DEEPEST)}${round % 2 ? " odd" : ""}`, title }, node);
   }
 }

@@ -1,6 +1,7 @@
 // One round's draft tree as SVG, the root at the left: lines as wide as their probability, the accepted path, the bonus token.
 
-const SVG = "http://www.w3.org/2000/svg";
+import { draw } from "./dom.js";
+
 const COLUMN = 72;
 const BOX = 56;
 const LETTERS = 7; // of a token that fit its box
@@ -13,13 +14,6 @@ const SIZES = [
   { rows: 160, row: 12, text: false, merged: false },
   { rows: Infinity, row: 6, text: false, merged: true },
 ];
-
-function make(tag, attributes, ...children) {
-  const node = document.createElementNS(SVG, tag);
-  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
-  node.append(...children);
-  return node;
-}
 
 /** A token as it can be seen: white space by sign. */
 export function visible(token) {
@@ -70,7 +64,7 @@ export function drawTree(trace) {
       continue;
     }
     const kind = i === 0 ? "root" : accepted.has(i) ? "node accepted" : "node";
-    boxes.push(make("rect", { class: kind, x: x(i), y: y(i), width: BOX, height, rx: 3, "data-node": i }));
+    boxes.push(draw("rect", { class: kind, x: x(i), y: y(i), width: BOX, height, rx: 3, "data-node": i }));
     if (text || (accepted.has(i) && row >= 12)) labels.push(label(tokens[i], x(i), y(i), height, kind));
   }
   const last = path.at(-1);
@@ -83,15 +77,15 @@ export function drawTree(trace) {
   const bonusEdge = `M${from.x} ${from.y}C${from.x + 10} ${from.y} ${end.x - 10} ${end.y + side / 2} ${end.x} ${end.y + side / 2}`;
   const width = 12 + (Math.max(...depths, depths[last] + 1) + 1) * COLUMN;
   const tall = 12 + count * row + (taken ? side + 4 : Math.max(side - height, 0));
-  const drawing = make(
+  const drawing = draw(
     "svg",
     { viewBox: `0 0 ${width} ${tall}`, width, height: tall, role: "img", "aria-label": inWords(trace) },
-    ...edges.map((d, i) => make("path", { class: "edge", d, "stroke-width": 0.6 + i * 0.9 })),
-    make("path", { class: "edge accepted", d: pathEdges, "stroke-width": 4 }),
-    make("path", { class: "edge bonus", d: bonusEdge, "stroke-width": 2 }),
-    make("path", { class: "nodes", d: others }),
+    ...edges.map((d, i) => draw("path", { class: "edge", d, "stroke-width": 0.6 + i * 0.9 })),
+    draw("path", { class: "edge accepted", d: pathEdges, "stroke-width": 4 }),
+    draw("path", { class: "edge bonus", d: bonusEdge, "stroke-width": 2 }),
+    draw("path", { class: "nodes", d: others }),
     ...boxes,
-    make("rect", { class: "bonus", x: end.x, y: end.y, width: BOX, height: side, rx: 3 }),
+    draw("rect", { class: "bonus", x: end.x, y: end.y, width: BOX, height: side, rx: 3 }),
     ...labels,
     label(`+${trace.bonus_token.token}`, end.x, end.y, side, "bonus"),
   );
@@ -102,7 +96,7 @@ export function drawTree(trace) {
 function label(token, x, y, height, kind) {
   const shown = visible(token);
   const cut = shown.length > LETTERS ? `${shown.slice(0, LETTERS - 1)}…` : shown;
-  return make("text", { class: kind, x: x + 4, y: y + height / 2 + 4 }, cut);
+  return draw("text", { class: kind, x: x + 4, y: y + height / 2 + 4 }, cut);
 }
 
 /** What the drawing shows, for those who do not see it. */
