@@ -1,0 +1,67 @@
+"""Draft trees of every sequence of a round, built where the drafter's candidates lie: no host, no synchronisation.
+
+Letters: B sequences, S pool slots, D depths below the root, M candidates per depth, R packed rows.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ddtree.kernels.tree_build.buffers import MAX_DEPTHS, TreeBuffers
+from ddtree.kernels.tree_build.reference import build_ddtree_pooled_reference
+
+
+def build_ddtree_pooled(
+    root_tokens: torch.Tensor,
+    token_ids: torch.Tensor,
+    log_probs: torch.Tensor,
+    budgets: torch.Tensor,
+    num_depths: torch.Tensor,
+    max_budget: int,
+    slots: torch.Tensor,
+    context_lengths: torch.Tensor,
+    trees: TreeBuffers,
+) -> TreeBuffers:
+    """The best-first tree of every sequence, as `ddtree.tree.build.build_ddtree` makes it, ties included.
+
+    Scores add up exactly, in units of 2^-40 nats; a log-probability below -131,072 counts as that, one of -inf or NaN
+    excludes its token. A CUDA tensor goes to the Triton kernels (two launches), any other to the twin.
+
+    Args:
+        root_tokens: [B] int64.
+        token_ids, log_probs: [B, D, M] int64 and float32, each row best first, log_probs <= 0.
+        budgets: [B] int32, most drafted nodes; clamped to `max_budget` and to the sequence's rows. 0 is the root alone,
+            below 0 is a sequence that has no rows.
+        num_depths: [B] int32, how many of the D depths count.
+        max_budget: `trees.max_budget` or less.
+        slots: [B] int32, the pool slots; context_lengths: [S] int32.
+        trees: what is written; `trees.starts` is read.
+
+    Returns `trees`. Raises ValueError for shapes and dtypes that do not fit.
+    """
+    num_sequences, depths, width = token_ids.shape
+    _expect("token_ids", token_ids, (num_sequences, depths, width), torch.int64)
+    _expect("log_probs", log_probs, token_ids.shape, torch.float32)
+    _expect("root_tokens", root_tokens, (num_sequences,), torch.int64)
+    for name, tensor in (("budgets", budgets), ("num_depths", num_depths), ("slots", slots)):
+        _expect(name, tensor, (num_sequences,), torch.int32)
+    if context_lengths.dtype != torch.int32:
+        raise ValueError(f"context_lengths must be int32, got {context_lengths.dtype}")
+    if num_sequences != trees.num_sequences:
+        raise ValueError(f"trees hold {trees.num_sequences} sequences, token_ids have {num_sequences}")
+    if not 0 <= max_budget <= trees.max_budget:
+        raise ValueError(f"max_budget must be 0 to the buffers' {trees.max_budget}, got {max_budget}")
+    if depths > trees.max_depths:
+        limit = f"; build TreeBuffers with max_depths={depths}" if depths <= MAX_DEPTHS else ""
+        raise ValueError(f"token_ids have {depths} depths, the buffers {trees.max_depths}{limit}")
+    if token_ids.is_cuda:
+        from ddtree.kernels.tree_build.triton import build_ddtree_pooled_triton as build
+    else:
+        build = build_ddtree_pooled_reference
+    build(root_tokens, token_ids, log_probs, budgets, num_depths, max_budget, slots, context_lengths, trees)
+    return trees
+
+
+def _expect(name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    if tuple(tensor.shape) != tuple(shape) or tensor.dtype != dtype:
+        raise ValueError(f"{name} must be {list(shape)} {dtype}, got {list(tensor.shape)} {tensor.dtype}")
