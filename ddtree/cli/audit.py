@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 from ddtree.cli.flags import add_model, temperature, tree_budget, whole
 
@@ -130,16 +131,16 @@ def _say(line: str) -> None:
 def _served_forms(vocab_size: int):
     """Chat and raw prompts as the server turns them into ids, so that its own route is what is audited."""
     from ddtree.server.prepare import completion_prompts
-    from ddtree.server.protocol import ChatRequest, CompletionRequest
     from ddtree.server.text import Text
 
+    # Not the server's own models of a request: an audit runs where there is neither pydantic nor FastAPI.
     def chat(tokenizer, text: str, thinking: bool | None):
-        body = ChatRequest(model="audit", messages=[{"role": "user", "content": text}], enable_thinking=thinking)
+        messages = [{"role": "user", "content": text}]
+        body = SimpleNamespace(messages=messages, enable_thinking=thinking, chat_template_kwargs=None, tools_told=[])
         return Text(tokenizer).chat(body).token_ids
 
     def raw(tokenizer, text: str):
-        body = CompletionRequest(model="audit", prompt=text)
-        return completion_prompts(body, Text(tokenizer), vocab_size)[0].token_ids
+        return completion_prompts(SimpleNamespace(prompt=text), Text(tokenizer), vocab_size)[0].token_ids
 
     return chat, raw
 

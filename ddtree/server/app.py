@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ddtree import __version__
-from ddtree.server import errors, page
+from ddtree.server import errors, faults, page
 from ddtree.server.batch import WorkerLike
 from ddtree.server.handlers import Handlers
 from ddtree.server.settings import ServerSettings
@@ -34,7 +34,7 @@ def create_app(worker: WorkerLike, tokenizer: Tokenizer, settings: ServerSetting
 
     # Bodies are read by hand (strict JSON, size limit), so a generated schema would say nothing; ours is in openapi.py.
     app = FastAPI(title="ddtree", version=__version__, lifespan=lifespan, openapi_url=None)
-    errors.install(app)
+    faults.install(app)
     routes = [
         ("POST", "/v1/chat/completions", handlers.chat),
         ("POST", "/v1/completions", handlers.completions),

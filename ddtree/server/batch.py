@@ -6,11 +6,13 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ddtree.engine.request import Emission, Request
-from ddtree.server.metrics import Metrics
 from ddtree.server.watch import Shown
+
+if TYPE_CHECKING:
+    from ddtree.server.metrics import Metrics
 
 logger = logging.getLogger("ddtree.server")
 

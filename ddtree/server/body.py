@@ -1,4 +1,4 @@
-"""Request bodies: read within a size limit, parsed as strict JSON, checked against a model of protocol.py."""
+"""Request bodies: read within a size limit, parsed as strict JSON, checked against a model of its route."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from fastapi import Request
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect
 
-from ddtree.server.errors import BodyTooLarge, ClientGone, InvalidRequest, NotJson, from_validation, shown
-from ddtree.server.protocol import Wire
+from ddtree.server.errors import BodyTooLarge, ClientGone, InvalidRequest, NotJson, shown
+from ddtree.server.faults import from_validation
+from ddtree.server.fields import Wire
 from ddtree.server.refusals import refuse_unsupported
 
 logger = logging.getLogger("ddtree.server")

@@ -15,20 +15,16 @@ from starlette.responses import JSONResponse, Response
 from ddtree import __version__
 from ddtree.server import body as bodies
 from ddtree.server.batch import Batch, Facts, WorkerLike
+from ddtree.server.chat import ChatRequest
 from ddtree.server.choices import Choice
+from ddtree.server.completions import CompletionRequest
 from ddtree.server.errors import ClientGone, InvalidRequest, ModelNotFound, shown
+from ddtree.server.generation import Generation
 from ddtree.server.messages import CountTokensRequest, MessagesRequest, tokenize_of
 from ddtree.server.messages import chat_of as messages_chat
 from ddtree.server.messages_wire import MessagesWire
 from ddtree.server.openapi import document
 from ddtree.server.prepare import Prepared, Prompt, completion_prompts, prepare
-from ddtree.server.protocol import (
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    Generation,
-    TokenizeRequest,
-)
 from ddtree.server.refusals import CHAT, COMPLETION, MESSAGES, RESPONSES, TOKENIZE
 from ddtree.server.responses import ResponsesRequest
 from ddtree.server.responses import chat_of as responses_chat
@@ -36,6 +32,7 @@ from ddtree.server.responses_wire import ResponsesWire
 from ddtree.server.settings import ServerSettings
 from ddtree.server.stream import EventStream, WireShape, events, gone
 from ddtree.server.text import Text
+from ddtree.server.tokens import DetokenizeRequest, TokenizeRequest
 from ddtree.server.wire import Wire
 from ddtree.server.worker import unavailable
 

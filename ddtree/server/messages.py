@@ -7,8 +7,12 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from ddtree.server.errors import InvalidRequest, from_validation, shown
-from ddtree.server.protocol import CARRIED, ChatRequest, TokenizeRequest, Wire
+from ddtree.server.chat import ChatRequest
+from ddtree.server.errors import InvalidRequest, shown
+from ddtree.server.faults import from_validation
+from ddtree.server.fields import Wire
+from ddtree.server.generation import CARRIED
+from ddtree.server.tokens import TokenizeRequest
 
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 

@@ -1,13 +1,16 @@
-"""The server's OpenAPI document: request bodies from protocol.py's models, answers by what a client may count on."""
+"""The server's OpenAPI document: request bodies from the routes' models, answers by what a client may count on."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from ddtree import __version__
+from ddtree.server.chat import ChatRequest
+from ddtree.server.completions import CompletionRequest
+from ddtree.server.fields import Wire
 from ddtree.server.messages import CountTokensRequest, MessagesRequest
-from ddtree.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, Wire
 from ddtree.server.responses import ResponsesRequest
+from ddtree.server.tokens import DetokenizeRequest, TokenizeRequest
 
 REFS = "#/components/schemas/"
 NUMBER = {"type": "number", "minimum": 0}

@@ -5,13 +5,17 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ddtree.engine.request import Request
 from ddtree.sampling.params import SamplingParams
 from ddtree.server.batch import Facts
 from ddtree.server.errors import InvalidRequest, shown
-from ddtree.server.protocol import CompletionRequest, Generation
 from ddtree.server.text import Prompt, Text
+
+if TYPE_CHECKING:  # as types alone: the audit prepares prompts where there is no pydantic
+    from ddtree.server.completions import CompletionRequest
+    from ddtree.server.generation import Generation
 
 # OpenAI's, for requests that leave it out.
 DEFAULT_TEMPERATURE = 1.0

@@ -1,6 +1,6 @@
 """OpenAI's and its relatives' fields that change the output and are not there yet: their default passes, the rest is a 400.
 
-Nothing is accepted and ignored. A field that is in no table here and in no model of protocol.py changes nothing that
+Nothing is accepted and ignored. A field that is in no table here and in no model of a request changes nothing that
 this server does (`user`, `store`, `metadata`, ...) and is logged at debug.
 """
 

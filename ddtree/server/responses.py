@@ -6,8 +6,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
-from ddtree.server.errors import InvalidRequest, from_validation, shown
-from ddtree.server.protocol import CARRIED, ChatRequest, Wire
+from ddtree.server.chat import ChatRequest
+from ddtree.server.errors import InvalidRequest, shown
+from ddtree.server.faults import from_validation
+from ddtree.server.fields import Wire
+from ddtree.server.generation import CARRIED
 
 ROLES = ("user", "assistant", "system", "developer")
 # What of `reasoning.effort` a template can be told: whether to think.

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddtree.engine.request import Request
 from ddtree.server.errors import InvalidRequest
 from ddtree.server.logprobs import ChatLogprobs, CompletionLogprobs, LogprobShaper
-from ddtree.server.protocol import ChatRequest, Generation, TokenizeRequest
 from ddtree.server.trace import TraceShaper
 from ddtree.server.watch import ServedWatcher
 from ddtree.text import (
@@ -30,6 +29,11 @@ from ddtree.text import (
 from ddtree.text.grammar import schema_lark, whole_lark
 from ddtree.text.tool_prompt import spell_out
 from ddtree.text.tools import calls_lark
+
+if TYPE_CHECKING:  # as types alone: the audit renders prompts where there is no pydantic
+    from ddtree.server.chat import ChatRequest
+    from ddtree.server.generation import Generation
+    from ddtree.server.tokens import TokenizeRequest
 
 
 @dataclass(frozen=True)
