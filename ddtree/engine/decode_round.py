@@ -69,7 +69,11 @@ def grow(sequence: Sequence, candidates) -> DraftTree:
 
 def conclude(sequence: Sequence, tree: DraftTree, target_tokens: np.ndarray) -> Round:
     """Accept the longest path that the target itself would have written, cut where the request ends."""
-    acceptance = accept(tree, target_tokens)
+    return settle(sequence, tree, accept(tree, target_tokens))
+
+
+def settle(sequence: Sequence, tree: DraftTree, acceptance: Acceptance) -> Round:
+    """What is kept of what was accepted: all of it, or what lies before the request's end."""
     finish = scan(acceptance.token_ids, sequence.request, sequence.num_emitted)
     kept = acceptance if finish is None else acceptance.cut(finish.num_kept)
     return Round(tree, acceptance, kept, finish)

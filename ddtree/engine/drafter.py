@@ -58,15 +58,18 @@ class Drafter:
         num_slots = self.block_size
         if self.model.config.shrinkable_block:
             num_slots = min(num_slots, 1 + max(depths))
-        roots = torch.tensor([sequence.root_token for sequence in active], device=self.device)
-        block = self.model.embed_block(roots, self.target_model, num_slots)
-        hidden = self.model(block, [sequence.drafter_state for sequence in active])
-        logits = self.model.logits(hidden[:, 1:], self.target_model)  # slot 0 is the root itself
-        drafted = iter(logits)
+        drafted = iter(self.block_logits(active, num_slots))
         return [
             self._candidates(sequence, next(drafted)[:depth]) if depth else None
             for sequence, depth in zip(sequences, depths, strict=True)
         ]
+
+    def block_logits(self, sequences: SequenceOf[Sequence], num_slots: int) -> torch.Tensor:
+        """Logits [B, K - 1, V] of a block of `num_slots` for each sequence; slot 0 is the root itself."""
+        roots = torch.tensor([sequence.root_token for sequence in sequences], device=self.device)
+        block = self.model.embed_block(roots, self.target_model, num_slots)
+        hidden = self.model(block, [sequence.drafter_state for sequence in sequences])
+        return self.model.logits(hidden[:, 1:], self.target_model)
 
     def commit(self, sequences: SequenceOf[Sequence], features: SequenceOf[torch.Tensor | None]) -> None:
         """The features of each path's rows become context; those of plain rounds once there are many, or at the next

@@ -7,15 +7,19 @@ import logging
 import time
 from collections import deque
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ddtree.engine.auto import AutoBudget
 from ddtree.engine.config import EngineConfig
 from ddtree.engine.decode_round import Round, decode_round
 from ddtree.engine.finish import Finish, scan
-from ddtree.engine.request import AUTO, Emission, Request, RoundTrace, TreeBudget
+from ddtree.engine.request import AUTO, Emission, Request, RoundCount, RoundTrace, TreeBudget
 from ddtree.engine.sequence import Sequence
 from ddtree.engine.stats import StageClock
 from ddtree.sampling.logprobs import TokenLogprob
+
+if TYPE_CHECKING:
+    from ddtree.engine.device_rounds import DeviceRounds
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +31,7 @@ class Engine:
         self.target, self.drafter, self.config = target, drafter, config
         self.vocab_size = vocab_size
         self.auto: AutoBudget | None = None  # who chooses for requests of tree_budget "auto"
+        self.device_rounds: DeviceRounds | None = None  # runs rounds that need nothing of the host; None without pools
         self._ids = itertools.count()
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
@@ -194,14 +199,24 @@ class Engine:
     def _decode(self) -> list[Emission]:
         clock, sequences = StageClock(), list(self._running)
         started = time.perf_counter()
-        rounds = decode_round(self.drafter, self.target, sequences, clock, self.auto)
+        rounds = self._rounds(sequences, clock)
         elapsed = time.perf_counter() - started
         emissions = []
-        for sequence, each in zip(sequences, rounds, strict=True):
+        for sequence, each in rounds:
             record(sequence, each, clock, elapsed)
             trace = traced(sequence, each, clock, elapsed) if sequence.request.trace else None
-            emissions.append(self._emit(sequence, tuple(each.kept.token_ids.tolist()), each.finish, trace))
+            emission = self._emit(sequence, tuple(each.kept.token_ids.tolist()), each.finish, trace)
+            count = RoundCount(each.tree.num_drafted, each.acceptance.acceptance_length)
+            emissions.append(replace(emission, round=count))
         return emissions
+
+    def _rounds(self, sequences: list[Sequence], clock: StageClock) -> list[tuple[Sequence, Round]]:
+        """One round of each, on the device alone where nothing of it needs the host (there one stage, verify)."""
+        device = self.device_rounds
+        if device is not None and (device.flying or device.takes(sequences)):
+            with clock("verify"):
+                return device.run(sequences)
+        return list(zip(sequences, decode_round(self.drafter, self.target, sequences, clock, self.auto), strict=True))
 
     def _emit(
         self, sequence: Sequence, token_ids: tuple[int, ...], finish: Finish | None, trace: RoundTrace | None = None

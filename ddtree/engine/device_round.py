@@ -1,0 +1,189 @@
+"""The decode round on the device: the same five steps as `decode_round`, as one function that a CUDA graph can hold.
+
+The host uploads nothing and reads one small report. Letters: B sequences, N rows a sequence (root included), K block
+slots, P path rows (at most K), V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ddtree.caches.pooled_rows import STEP, TREE, PooledRows, consecutive_rows
+from ddtree.engine.graphs import Graph
+from ddtree.engine.pooled_state import PooledState
+from ddtree.kernels.fused import argmax
+from ddtree.kernels.sample import choose_pooled, streams_pooled
+from ddtree.kernels.tree_accept import accept_pooled
+from ddtree.kernels.tree_build import TreeBuffers, build_ddtree_pooled, top_candidates_pooled
+from ddtree.tree.accept import Acceptance
+from ddtree.tree.draft_tree import DraftTree
+
+
+@dataclass(frozen=True)
+class RoundShape:
+    """What a round is captured for."""
+
+    num_sequences: int
+    max_budget: int  # 0: plain decoding
+    sampled: bool = False  # whether any sequence draws; greedy alone needs no noise
+    absorbs: bool = True  # whether the drafter's context follows; plain requests do without
+
+    @property
+    def rows_each(self) -> int:
+        return 1 + self.max_budget
+
+
+class DeviceRound:
+    """Static buffers and the graph of one round shape."""
+
+    def __init__(self, state: PooledState, shape: RoundShape, *, graphs: bool = True, pool=None) -> None:
+        self.state, self.shape = state, shape
+        device, count = state.device, shape.num_sequences
+        self.slots = torch.full((count,), state.dummy, dtype=torch.int32, device=device)
+        self.budgets = torch.full((count,), shape.max_budget, dtype=torch.int32, device=device)
+        block = state.drafter.config.block_size if state.drafter is not None else 1
+        self.num_slots = min(block, 1 + shape.max_budget) if self._shrinkable else block
+        self.num_depths = torch.full((count,), self.num_slots - 1, dtype=torch.int32, device=device)
+        self.path_rows = self.num_slots if shape.max_budget else 1
+        if shape.max_budget:
+            self.trees = TreeBuffers(count, shape.max_budget, device)
+        self.report = torch.zeros(count, report_width(self.path_rows, shape.rows_each), dtype=torch.int64, device=device)
+        self.host_report = torch.zeros(self.report.shape, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self.num_real = 0  # sequences that take part; the others are padding
+        self.done = torch.cuda.Event() if device.type == "cuda" else None
+        self.graph = Graph(self.run, device, graphs, pool)
+
+    @property
+    def _shrinkable(self) -> bool:
+        return self.state.drafter is not None and self.state.drafter.config.shrinkable_block
+
+    def run(self) -> None:
+        """Emit at least one token for every sequence; the last one emitted is its next root."""
+        state, slots = self.state, self.slots
+        places = slots.long()
+        roots = state.roots[places]
+        if self.shape.max_budget:
+            rows = self.build(roots, self.draft(roots))
+            target_tokens = self.verify(rows)
+            path, lengths, emitted, bonus = self.accept(target_tokens)
+            state.target.pool.commit(slots, rows.starts, path, lengths)
+        else:
+            rows = consecutive_rows(STEP, roots[:, None], slots, state.table.context_lengths)
+            target_tokens = bonus = self.verify(rows)  # one row each, permanent at once
+            path, lengths, emitted = torch.zeros_like(slots)[:, None], torch.ones_like(slots), bonus[:, None]
+        self.commit(rows, path, lengths, bonus)
+        self._report(rows, target_tokens, path, lengths, emitted)
+
+    def draft(self, roots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The best tokens of each depth: ids and log-probabilities, [B, K - 1, M]."""
+        logits = self.state.drafter.draft(roots, self.slots, self.num_slots)
+        num = min(self.shape.max_budget, logits.shape[-1])
+        streams = temperatures = None
+        if self.shape.sampled:
+            depths = torch.arange(1, self.num_slots, device=roots.device)
+            streams, temperatures = self._sampling(self.slots.repeat_interleave(self.num_slots - 1), depths.repeat(len(roots)))
+        token_ids, log_probs = top_candidates_pooled(logits.flatten(0, 1), num, streams=streams, temperatures=temperatures)
+        return token_ids.view(len(roots), -1, num), log_probs.view(len(roots), -1, num)
+
+    def build(self, roots: torch.Tensor, candidates: tuple[torch.Tensor, torch.Tensor]) -> PooledRows:
+        """The best prefixes below each root, packed."""
+        table, trees = self.state.table, self.trees
+        build_ddtree_pooled(
+            roots, *candidates, self.budgets, self.num_depths, self.shape.max_budget, self.slots, table.context_lengths, trees
+        )
+        return PooledRows(
+            mode=TREE,
+            token_ids=trees.token_ids,
+            positions=trees.positions,
+            starts=trees.starts,
+            slots=self.slots,
+            row_slots=trees.row_slots,
+            row_indices=trees.row_indices,
+            parents=trees.parents,
+            ancestor_mask=trees.ancestor_mask,
+            max_rows=self.shape.rows_each,
+        )
+
+    def verify(self, rows: PooledRows) -> torch.Tensor:
+        """One target forward over all nodes -> the token after each, [R] int64."""
+        features = self.state.features if self.shape.absorbs else None
+        logits = self.state.target.logits(self.state.target(rows, features))
+        if not self.shape.sampled:
+            return argmax(logits)
+        depths = self.trees.depths + 1 if rows.mode == TREE else torch.ones_like(rows.row_indices)
+        streams, temperatures = self._sampling(rows.row_slots, depths)
+        return choose_pooled(logits, temperatures, streams)
+
+    def accept(self, target_tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Follow the target's tokens: path [B, P], its lengths [B], emitted tokens [B, P], bonus tokens [B]."""
+        return accept_pooled(self.trees, target_tokens, self.path_rows)
+
+    def commit(self, rows: PooledRows, path: torch.Tensor, lengths: torch.Tensor, bonus: torch.Tensor) -> None:
+        """Count the path's tokens in; its features become the drafter's context; the bonus token is the next root."""
+        state, places = self.state, self.slots.long()
+        state.table.context_lengths.index_add_(0, places, lengths)
+        state.roots.index_copy_(0, places, bonus)
+        if self.shape.absorbs and state.drafter is not None:
+            index = (rows.starts[:-1, None] + path).long().clamp_(max=rows.num_rows - 1)
+            state.drafter.absorb(state.features[index], self.slots, lengths)
+        state.table.context_lengths[state.dummy :].zero_()
+
+    def _sampling(self, row_slots: torch.Tensor, depths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Per row: the noise stream of the token `depths` positions below the root, and the temperature."""
+        state, places = self.state, row_slots.clamp(min=0).long()
+        positions = state.table.context_lengths[places] + depths
+        return streams_pooled(state.noise_keys[places], positions), state.temperatures[places]
+
+    def _report(self, rows: PooledRows, target_tokens: torch.Tensor, path: torch.Tensor, lengths: torch.Tensor, emitted: torch.Tensor) -> None:
+        """All that the host will want, in one copy."""
+        count = self.shape.num_sequences
+        parts = [lengths[:, None], emitted, path]
+        if self.shape.max_budget:
+            trees = self.trees
+            scores = trees.scores.view(torch.int32)
+            parts.append(trees.counts[:, None])
+            parts += [t.view(count, -1) for t in (trees.token_ids, trees.parents, trees.depths, scores)]
+        torch.cat([part.to(torch.int64) for part in parts], dim=1, out=self.report)
+        self.host_report.copy_(self.report, non_blocking=True)
+
+    def launch(self, slots: list[int], roots: list[int], budgets: list[int], depths: list[int]) -> None:
+        """Upload who takes part (padded with the dummy slot), and queue the round."""
+        self.num_real = len(slots)
+        padding = self.shape.num_sequences - len(slots)
+        places = torch.tensor(slots + [self.state.dummy] * padding, dtype=torch.int32)
+        self.slots.copy_(places)
+        self.budgets.copy_(torch.tensor(budgets + [-1] * padding, dtype=torch.int32))
+        self.num_depths.copy_(torch.tensor(depths + [0] * padding, dtype=torch.int32))
+        self.state.roots.index_copy_(0, self.slots.long(), torch.tensor(roots + [0] * padding).to(self.slots.device))
+        self.relaunch()
+
+    def relaunch(self) -> None:
+        """Queue the round again for the same sequences."""
+        self.graph.replay()
+        if self.done is not None:
+            self.done.record()
+
+    def read(self) -> list[tuple[DraftTree | None, Acceptance]]:
+        """Wait for the round; each sequence's tree (None in a plain round) and acceptance."""
+        if self.done is not None:
+            self.done.synchronize()
+        return [self._read_row(row) for row in self.host_report[: self.num_real].numpy().copy()]
+
+    def _read_row(self, row: np.ndarray) -> tuple[DraftTree | None, Acceptance]:
+        length, rows = int(row[0]), self.path_rows
+        emitted, path = row[1 : 1 + length], row[1 + rows : 1 + rows + length]
+        acceptance = Acceptance(path, int(emitted[-1]), emitted)
+        if not self.shape.max_budget:
+            return None, acceptance
+        count, arrays = int(row[1 + 2 * rows]), row[2 + 2 * rows :].reshape(4, -1)
+        token_ids, parents, depths, scores = (array[:count] for array in arrays)
+        tree = DraftTree(token_ids, parents.astype(np.int32), depths.astype(np.int32), scores.astype(np.int32).view(np.float32))
+        return tree, acceptance
+
+
+def report_width(path_rows: int, rows_each: int) -> int:
+    """int64 values a sequence's report has: a length, emitted tokens, the path; then the tree, if there is one."""
+    return 1 + 2 * path_rows + (1 + 4 * rows_each if rows_each > 1 else 0)

@@ -1,0 +1,117 @@
+"""Which rounds run whole on the device, and keeping the device busy between them.
+
+A round that needs nothing of the host is launched as soon as the ids of the one before are known, ahead of everything
+else that the host does with them: the device waits for a look at a few integers, not for Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+
+import torch
+
+from ddtree.engine.decode_round import Round, settle
+from ddtree.engine.device_round import DeviceRound, RoundShape
+from ddtree.engine.graphs import bucket_of
+from ddtree.engine.pooled_state import PooledState
+from ddtree.engine.sequence import Sequence
+from ddtree.tree.draft_tree import DraftTree
+
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # numbers of sequences that a round is captured for
+BUDGETS = (0, 2, 4, 7, 15, 31, 47, 63, 79, 95, 127, 159, 191, 255, 383, 511, 767, 1024)  # and tree budgets
+
+
+class DeviceRounds:
+    """Captured rounds by shape, and the one in flight."""
+
+    def __init__(self, state: PooledState, *, graphs: bool = True) -> None:
+        self.state, self.graphs = state, graphs
+        self._rounds: dict[RoundShape, DeviceRound] = {}
+        self._flying: tuple[DeviceRound, list[Sequence]] | None = None
+
+    def takes(self, sequences: SequenceOf[Sequence]) -> bool:
+        """Whether a round of these needs nothing of the host."""
+        return all(suits(s) and self._within_drafter(s) for s in sequences) and self._fits(sequences)
+
+    def run(self, sequences: SequenceOf[Sequence]) -> list[tuple[Sequence, Round]]:
+        """Finish the round in flight, or launch one for `sequences` and finish it; launch the next if nobody ends."""
+        if self._flying is None:
+            self._launch(list(sequences))
+        device_round, flying = self._flying
+        results = device_round.read()
+        live = [(s, *result) for s, result in zip(flying, results, strict=False) if s in sequences]
+        self._flying = None
+        again = len(live) == len(flying) == len(sequences) and self.takes(flying)
+        if again and not any(may_end(s, acceptance.token_ids) for s, _, acceptance in live):
+            # Same sequences, same budgets: their state is on the device already.
+            device_round.relaunch()
+            self._flying = (device_round, flying)
+        rounds = []
+        for sequence, tree, acceptance in live:
+            tree = DraftTree.root_only(sequence.root_token) if tree is None else tree
+            each = settle(sequence, tree, acceptance)
+            sequence.token_ids.extend(each.kept.token_ids.tolist())
+            rounds.append((sequence, each))
+        return rounds
+
+    def drain(self) -> None:
+        """Forget the round in flight, once it is done; what it emitted is lost, so only for sequences that leave."""
+        if self._flying is not None:
+            self._flying[0].read()
+            self._flying = None
+
+    @property
+    def flying(self) -> bool:
+        return self._flying is not None
+
+    def prepare(self, shape: RoundShape) -> DeviceRound:
+        """The captured round of this shape."""
+        if shape not in self._rounds:
+            self._rounds[shape] = DeviceRound(self.state, shape, graphs=self.graphs)
+        return self._rounds[shape]
+
+    def shape_of(self, sequences: SequenceOf[Sequence]) -> RoundShape:
+        """The least captured shape that holds a round of these."""
+        budget = bucket_of(max(s.tree_budget if s.drafts else 0 for s in sequences), BUDGETS)
+        return RoundShape(
+            num_sequences=bucket_of(len(sequences), BATCHES),
+            max_budget=budget,
+            sampled=any(not s.request.sampling.greedy for s in sequences),
+            absorbs=any(s.drafts for s in sequences),
+        )
+
+    def _within_drafter(self, sequence: Sequence) -> bool:
+        # Past the context that the drafter was made for, the host decides.
+        limit = self.state.drafter_context
+        return not sequence.drafts or limit is None or sequence.context_length + self.state.block_size < limit
+
+    def _fits(self, sequences: SequenceOf[Sequence]) -> bool:
+        shape = self.shape_of(sequences)
+        return shape.num_sequences * shape.rows_each <= self.state.max_rows
+
+    @torch.inference_mode()
+    def _launch(self, sequences: list[Sequence]) -> None:
+        device_round = self.prepare(self.shape_of(sequences))
+        slots = [sequence.target_state.slot for sequence in sequences]
+        budgets = [sequence.tree_budget if sequence.drafts else 0 for sequence in sequences]
+        depths = [min(budget, device_round.num_slots - 1) for budget in budgets]
+        device_round.launch(slots, [sequence.root_token for sequence in sequences], budgets, depths)
+        self._flying = (device_round, sequences)
+
+
+def suits(sequence: Sequence) -> bool:
+    """Whether choosing this sequence's tokens needs nothing of the host."""
+    request = sequence.request
+    return (
+        sequence.adjuster is None
+        and not request.sampling.filtered
+        and request.num_logprobs is None
+        and sequence.auto is None
+    )
+
+
+def may_end(sequence: Sequence, token_ids) -> bool:
+    """Whether these tokens could be the sequence's last; a stop string shows only later, and costs a round in vain."""
+    request = sequence.request
+    ends = request.eos_token_ids | request.stop_token_ids
+    return len(token_ids) >= sequence.num_remaining or any(int(token) in ends for token in token_ids)

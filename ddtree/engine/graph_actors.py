@@ -1,0 +1,209 @@
+"""Target and drafter over pools, for rounds that need the host: filters, penalties, grammars, log-probabilities, auto trees.
+
+Same methods as `Target` and `Drafter`; forwards are replayed graphs, trees come from the host and logits are looked at
+there. Rounds without such needs run whole on the device (`device_round`); both work on the same pools.
+
+Letters: R packed rows, N rows a sequence, B sequences, F feature width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+
+import numpy as np
+import torch
+
+from ddtree.caches.pooled_rows import PREFILL, TREE, PooledRows, consecutive_rows
+from ddtree.engine.drafter import Drafter
+from ddtree.engine.graphs import Graph, bucket_of
+from ddtree.engine.pooled_state import PooledState, SlotState
+from ddtree.engine.sequence import Sequence
+from ddtree.engine.target import Target
+from ddtree.tree.draft_tree import DraftTree
+
+
+class GraphTarget(Target):
+    """A target whose caches are pools."""
+
+    def __init__(self, state: PooledState, buckets: tuple[int, ...], *, graphs: bool = True) -> None:
+        super().__init__(state.target.model, state.target.feature_layers)
+        self.state, self.buckets, self.graphs = state, buckets, graphs
+        self._verifiers: dict[tuple[int, int], Verifier] = {}
+        self._last: Verifier | None = None
+
+    def open(self, sequence: Sequence) -> None:
+        request = sequence.request
+        slot = self.state.open(len(request.prompt_token_ids) + request.max_tokens)
+        sequence.target_state = SlotState(slot)
+        sequence.open_choice(self.model.config.vocab_size, self.device)
+        self.state.set_sampling(slot, request)
+
+    def close(self, sequence: Sequence) -> None:
+        if sequence.target_state is not None:
+            self.state.close(sequence.target_state.slot)
+        super().close(sequence)
+
+    @torch.inference_mode()
+    def prefill(self, sequence: Sequence, token_ids: list[int], last: bool) -> tuple[torch.Tensor | None, int | None]:
+        state, slot, count = self.state, sequence.target_state.slot, len(token_ids)
+        start = sequence.num_prefilled
+        slots = torch.tensor([slot], dtype=torch.int32, device=self.device)
+        ids = torch.tensor([token_ids], dtype=torch.int64, device=self.device)
+        features = None
+        if sequence.drafts:
+            features = torch.empty(count, state.target.feature_width, dtype=self.model.dtype, device=self.device)
+        hidden = state.target(consecutive_rows(PREFILL, ids, slots, state.table.context_lengths), features)
+        state.table.context_lengths[slot] += count
+        if not last:
+            return features, None
+        logits = state.target.logits(hidden[-1:])
+        token_id = int(self._choose(sequence, DraftTree.root_only(token_ids[-1]), logits, start + count)[0])
+        self._report(sequence, logits, [token_id])
+        return features, token_id
+
+    @torch.inference_mode()
+    def verify(self, sequences: SequenceOf[Sequence], trees: SequenceOf[DraftTree]) -> list[np.ndarray]:
+        rows_each = bucket_of(max(tree.num_nodes for tree in trees), self.buckets)
+        shape = (len(sequences), rows_each)
+        if shape not in self._verifiers:
+            self._verifiers[shape] = Verifier(self.state, *shape, graphs=self.graphs)
+        self._last = verifier = self._verifiers[shape]
+        verifier.run(sequences, trees)
+        self._features, self._logits = self.state.features, verifier.logits
+        self._starts = [index * rows_each for index in range(len(sequences))]
+        self._chosen = [
+            self._choose(sequence, tree, self._logits[start : start + tree.num_nodes], sequence.context_length + 1)
+            for sequence, tree, start in zip(sequences, trees, self._starts, strict=True)
+        ]
+        return self._chosen
+
+    @torch.inference_mode()
+    def commit(self, sequences: SequenceOf[Sequence], paths: SequenceOf[np.ndarray]) -> list[torch.Tensor | None]:
+        self._last.commit(paths)
+        features = []
+        for sequence, path, start, chosen in zip(sequences, paths, self._starts, self._chosen, strict=True):
+            index = start + torch.as_tensor(path, dtype=torch.long).to(self.device)
+            features.append(self._features[index] if sequence.drafts else None)
+            if sequence.request.num_logprobs is not None:
+                self._report(sequence, self._logits[index], chosen[path])
+        self._features = self._logits = None
+        return features
+
+
+class Verifier:
+    """Static rows for B trees of up to N nodes, the forward over them and the commit of their paths."""
+
+    def __init__(self, state: PooledState, num_sequences: int, rows_each: int, *, graphs: bool) -> None:
+        self.state, self.rows_each, self.num_sequences = state, rows_each, num_sequences
+        device, total = state.device, num_sequences * rows_each
+
+        def ints(*shape: int, fill: int = 0, kind: torch.dtype = torch.int32) -> torch.Tensor:
+            return torch.full(shape, fill, dtype=kind, device=device)
+
+        self.rows = PooledRows(
+            mode=TREE,
+            token_ids=ints(total, kind=torch.int64),
+            positions=ints(total),
+            starts=torch.arange(0, total + 1, rows_each, dtype=torch.int32, device=device),
+            slots=ints(num_sequences, fill=state.dummy),
+            row_slots=ints(total, fill=-1),
+            row_indices=torch.arange(rows_each, dtype=torch.int32, device=device).repeat(num_sequences),
+            parents=ints(total, fill=-1),
+            ancestor_mask=ints(total, rows_each, kind=torch.uint8),
+            max_rows=rows_each,
+        )
+        self.logits: torch.Tensor | None = None
+        self.graph = Graph(self._forward, device, graphs)
+
+    def _forward(self) -> None:
+        self.logits = self.state.target.logits(self.state.target(self.rows, self.state.features))
+
+    def run(self, sequences: SequenceOf[Sequence], trees: SequenceOf[DraftTree]) -> None:
+        """Upload the trees and verify them; `logits` [R, V] hold the result."""
+        count, each = self.num_sequences, self.rows_each
+        token_ids = np.zeros((count, each), dtype=np.int64)
+        columns = np.zeros((3, count, each), dtype=np.int32)  # positions, row slots, parents
+        columns[1:] = -1
+        mask = np.zeros((count, each, each), dtype=np.uint8)
+        for index, (sequence, tree) in enumerate(zip(sequences, trees, strict=True)):
+            n = tree.num_nodes
+            token_ids[index, :n] = tree.token_ids
+            columns[0, index, :n] = sequence.context_length + tree.depths
+            columns[1, index, :n] = sequence.target_state.slot
+            columns[2, index, :n] = tree.parents
+            mask[index, :n, :n] = tree.ancestor_mask()
+        rows = self.rows
+        slots = np.array([sequence.target_state.slot for sequence in sequences], dtype=np.int32)
+        uploads = (
+            (rows.token_ids, token_ids.reshape(-1)),
+            (rows.positions, columns[0].reshape(-1)),
+            (rows.row_slots, columns[1].reshape(-1)),
+            (rows.parents, columns[2].reshape(-1)),
+            (rows.ancestor_mask, mask.reshape(count * each, each)),
+            (rows.slots, slots),
+        )
+        for buffer, values in uploads:
+            buffer.copy_(torch.from_numpy(values), non_blocking=True)
+        self.graph.replay()
+
+    def commit(self, paths: SequenceOf[np.ndarray]) -> None:
+        """Make the paths permanent and count them in."""
+        longest = max(len(path) for path in paths)
+        padded = np.zeros((self.num_sequences, max(longest, 1)), dtype=np.int32)
+        for index, path in enumerate(paths):
+            padded[index, : len(path)] = path
+        device, rows, state = self.state.device, self.rows, self.state
+        lengths = torch.tensor([len(path) for path in paths], dtype=torch.int32).to(device)
+        state.target.pool.commit(rows.slots, rows.starts, torch.from_numpy(padded).to(device), lengths)
+        state.table.context_lengths.index_add_(0, rows.slots.long(), lengths)
+
+
+class GraphDrafter(Drafter):
+    """A drafter whose caches are pools. Every plain round's features are taken in at once, by both kinds of round."""
+
+    def __init__(self, state: PooledState, *, graphs: bool = True) -> None:
+        super().__init__(state.drafter.model, state.target.model)
+        self.state, self.graphs = state, graphs
+        self._drafts: dict[tuple[int, int], BlockDraft] = {}
+
+    def open(self, sequence: Sequence) -> None:
+        sequence.drafter_state = sequence.target_state
+
+    @torch.inference_mode()
+    def absorb(self, sequence: Sequence, features: torch.Tensor) -> None:
+        slots = torch.tensor([sequence.drafter_state.slot], dtype=torch.int32, device=self.device)
+        lengths = torch.tensor([len(features)], dtype=torch.int32, device=self.device)
+        self.state.drafter.absorb(features[None], slots, lengths)
+
+    def commit(self, sequences: SequenceOf[Sequence], features: SequenceOf[torch.Tensor | None]) -> None:
+        for sequence, path_features in zip(sequences, features, strict=True):
+            if sequence.drafts:
+                self.absorb(sequence, path_features)
+
+    def block_logits(self, sequences: SequenceOf[Sequence], num_slots: int) -> torch.Tensor:
+        shape = (len(sequences), num_slots)
+        if shape not in self._drafts:
+            self._drafts[shape] = BlockDraft(self.state, *shape, graphs=self.graphs)
+        return self._drafts[shape].run(sequences)
+
+
+class BlockDraft:
+    """One block each for B sequences, as a graph."""
+
+    def __init__(self, state: PooledState, num_sequences: int, num_slots: int, *, graphs: bool) -> None:
+        self.state, self.num_slots = state, num_slots
+        self.slots = torch.full((num_sequences,), state.dummy, dtype=torch.int32, device=state.device)
+        self.roots = torch.zeros(num_sequences, dtype=torch.int64, device=state.device)
+        self.logits: torch.Tensor | None = None
+        self.graph = Graph(self._draft, state.device, graphs)
+
+    def _draft(self) -> None:
+        self.logits = self.state.drafter.draft(self.roots, self.slots, self.num_slots)
+
+    def run(self, sequences: SequenceOf[Sequence]) -> torch.Tensor:
+        """[B, K - 1, V]."""
+        slots = torch.tensor([sequence.drafter_state.slot for sequence in sequences], dtype=torch.int32)
+        self.slots.copy_(slots, non_blocking=True)
+        self.roots.copy_(torch.tensor([sequence.root_token for sequence in sequences]), non_blocking=True)
+        self.graph.replay()
+        return self.logits

@@ -1,0 +1,54 @@
+"""CUDA graphs: a function over static buffers, captured once and replayed with one launch.
+
+Replaying skips Python and a thousand launches. The function may read and write device memory of fixed address only, and
+must not wait for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+WARM_UPS = 2  # runs before a capture: Triton compiles, cuBLAS makes its workspaces
+
+
+class Graph:
+    """`work` captured on a CUDA device, or simply called where graphs are off or the device is a CPU."""
+
+    def __init__(self, work: Callable[[], None], device: torch.device, enabled: bool = True, pool=None) -> None:
+        self._work, self._graph = work, None
+        if not enabled or device.type != "cuda":
+            return
+        # On a stream of its own, as capture demands; what it did to the buffers is the caller's to make harmless.
+        side = torch.cuda.Stream(device)
+        side.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(side), torch.inference_mode():
+            for _ in range(WARM_UPS):
+                work()
+        torch.cuda.current_stream(device).wait_stream(side)
+        torch.cuda.synchronize(device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.inference_mode(), torch.cuda.graph(graph, pool=pool):
+            work()
+        self._graph = graph
+
+    @property
+    def captured(self) -> bool:
+        return self._graph is not None
+
+    def replay(self) -> None:
+        """Queue the work; returns before the device has done it."""
+        if self._graph is not None:
+            self._graph.replay()
+        else:
+            with torch.inference_mode():
+                self._work()
+
+
+def bucket_of(value: int, buckets: tuple[int, ...]) -> int:
+    """The least bucket that holds `value`. ValueError where none does."""
+    for bucket in buckets:
+        if value <= bucket:
+            return bucket
+    raise ValueError(f"no bucket holds {value}; the largest is {buckets[-1]}")

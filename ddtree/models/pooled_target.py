@@ -1,0 +1,225 @@
+"""A target's forward over pools: the same weights and the same mathematics as the modules' own `forward`, with fused
+kernels, in-place residual sums and no look at a value on the device, so that a CUDA graph can hold it.
+
+Letters: R packed rows, C model width, H query heads, Hkv key/value heads, D head dim, F feature width (layers x C).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ddtree.caches.pooled_rows import PREFILL, STEP, PooledRows
+from ddtree.caches.pools import AttentionPool, PageTable, RecurrentPool, RecurrentShape, TargetPool
+from ddtree.kernels.causal_conv import (
+    Gates,
+    causal_conv_prefill_pooled,
+    causal_conv_step_pooled,
+    causal_conv_tree_pooled,
+)
+from ddtree.kernels.fused import gate_heads, norm_and_gate, rms_norm, swiglu
+from ddtree.kernels.gated_delta import (
+    gated_delta_prefill_pooled,
+    gated_delta_step_pooled,
+    gated_delta_tree_pooled,
+)
+from ddtree.kernels.qk_rotary import qk_rotary_pooled
+from ddtree.kernels.tree_attention import tree_attention_pooled
+from ddtree.models.gated_attention import GatedAttention
+from ddtree.models.gated_delta_net import GatedDeltaNet
+from ddtree.models.layers import MLP, Attention, Linear, ZeroCentredRMSNorm
+
+
+class PooledTarget:
+    """Runs a target's layers over a `TargetPool`. Made once per engine; the model's weights stay where they are."""
+
+    def __init__(self, model, feature_layers: Sequence[int], table: PageTable, num_pages: int, max_rows: int) -> None:
+        why_not = unsupported(model)
+        if why_not:
+            raise ValueError(why_not)
+        self.model, self.config = model, model.config
+        self.feature_layers = tuple(feature_layers)
+        self.pool = new_pool(model, table, num_pages, max_rows)
+        self.mixers = [mixer_of(layer) for layer in model.layers]
+
+    @property
+    def feature_width(self) -> int:
+        return len(self.feature_layers) * self.config.hidden_size
+
+    def __call__(self, rows: PooledRows, features: torch.Tensor | None = None) -> torch.Tensor:
+        """Stage `rows` (or commit them: `STEP`, `PREFILL`) -> [R, C] after the final norm.
+
+        `features` [>= R, F] takes the outputs of the feature layers; layer L means `hidden_states[L + 1]`.
+        """
+        hidden = F.embedding(rows.token_ids, self.model.embed_tokens)
+        last = len(self.mixers) - 1
+        for index, layer in enumerate(self.model.layers):
+            self._mix(self.mixers[index], norm(layer.input_layernorm, hidden), hidden, rows, index)
+            self._feed_forward(layer.mlp, norm(layer.post_attention_layernorm, hidden), hidden)
+            if index != last:
+                self._tap(features, index, hidden)
+        hidden = norm(self.model.norm, hidden)
+        self._tap(features, last, hidden)  # as transformers: the last one after the final norm
+        return hidden
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[.., C] -> [.., V]."""
+        return self.model.logits(hidden)
+
+    def _tap(self, features: torch.Tensor | None, layer: int, hidden: torch.Tensor) -> None:
+        if features is not None and layer in self.feature_layers:
+            start = self.feature_layers.index(layer) * hidden.shape[1]
+            features[: hidden.shape[0], start : start + hidden.shape[1]].copy_(hidden)
+
+    def _mix(self, mixer: nn.Module, normed: torch.Tensor, hidden: torch.Tensor, rows: PooledRows, layer: int) -> None:
+        place = self.pool.places[layer]
+        if isinstance(mixer, GatedDeltaNet):
+            mixed = self._recall(mixer, normed, rows, place)
+            add_linear(mixer.out_proj, mixed, hidden)
+        else:
+            mixed = self._attend(mixer, normed, rows, place)
+            add_linear(mixer.o_proj, mixed, hidden)
+
+    def _feed_forward(self, mlp: nn.Module, normed: torch.Tensor, hidden: torch.Tensor) -> None:
+        add_linear(mlp.down_proj, swiglu(mlp.gate_up_proj(normed)), hidden)
+
+    def _attend(self, mixer: nn.Module, normed: torch.Tensor, rows: PooledRows, place: int) -> torch.Tensor:
+        """[R, C] -> [R, H * D], gated where the family gates."""
+        pool, table = self.pool.attention, self.pool.table
+        num_heads, head_dim = mixer.num_heads, mixer.head_dim
+        heads = mixer.qkv_proj(normed).view(normed.shape[0], -1, head_dim)
+        query = torch.empty(heads.shape[0], num_heads, head_dim, dtype=heads.dtype, device=heads.device)
+        scale, kind, eps = qk_norm(mixer)
+        keys, values = pool.key_pages[place], pool.value_pages[place]
+        qk_rotary_pooled(
+            heads,
+            rows.positions,
+            self.model.rotary.frequencies,
+            self.model.rotary.sign,
+            self.model.rotary.attention_factor,
+            scale,
+            kind,
+            eps,
+            keys,
+            values,
+            table.pages,
+            rows.row_slots,
+            rows.row_indices,
+            table.context_lengths,
+            query,
+        )
+        attended = tree_attention_pooled(
+            query,
+            keys,
+            values,
+            table.pages,
+            rows.slots,
+            rows.starts,
+            table.context_lengths,
+            rows.ancestor_mask,
+            mixer.scale,
+            rows.max_rows,
+        )
+        if isinstance(mixer, GatedAttention):
+            attended = gate_heads(attended, heads[:, num_heads + 2 * mixer.num_kv_heads :])
+        return attended.view(heads.shape[0], -1)
+
+    def _recall(self, mixer: GatedDeltaNet, normed: torch.Tensor, rows: PooledRows, place: int) -> torch.Tensor:
+        """[R, C] -> [R, Hv * V]."""
+        pool, shape, num_rows = self.pool.recurrent, mixer.shape, normed.shape[0]
+        if rows.mode == PREFILL:
+            projected = mixer.in_proj(normed)
+        else:
+            projected = pool.inputs[place, :num_rows]
+            torch.mm(normed, mixer.in_proj.weight.t(), out=projected)
+        mixed, z, b, a = projected.split(mixer.sizes, dim=-1)
+        gates = Gates.of(a, b, mixer.decay_rate, mixer.dt_bias)
+        log_decay, beta = gates.log_decay, gates.beta
+        state, conv_state = pool.states[place], pool.conv_states[place]
+        out = torch.empty(num_rows, shape.num_value_heads, shape.value_dim, dtype=normed.dtype, device=normed.device)
+        convolved = torch.empty(num_rows, shape.conv_channels, dtype=normed.dtype, device=normed.device)
+        weight = mixer.conv_weight
+        if rows.mode == PREFILL:
+            causal_conv_prefill_pooled(mixed, weight, None, conv_state, rows.slots, convolved, gates)
+            gated_delta_prefill_pooled(convolved, log_decay, beta, state, rows.slots, shape, out)
+        elif rows.mode == STEP:
+            causal_conv_step_pooled(mixed, weight, None, conv_state, rows.slots, rows.starts, convolved, gates)
+            gated_delta_step_pooled(convolved, log_decay, beta, state, rows.slots, rows.starts, shape, out)
+        else:
+            row_places = (rows.slots, rows.starts, rows.row_slots, rows.row_indices, rows.parents)
+            causal_conv_tree_pooled(mixed, weight, None, conv_state, *row_places, convolved, gates)
+            staged = (pool.keys[place], pool.solved[place], pool.log_decays[place])
+            gated_delta_tree_pooled(
+                convolved, log_decay, beta, rows.ancestor_mask, state, rows.slots, rows.starts, rows.max_rows, shape, out, *staged
+            )
+        return norm_and_gate(out, z.unflatten(-1, out.shape[1:]), mixer.norm, mixer.eps).view(num_rows, -1)
+
+
+def norm(module: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
+    """[R, C] -> [R, C]: the module's norm, of either kind."""
+    if isinstance(module, ZeroCentredRMSNorm):
+        return rms_norm(hidden, module.scale, module.eps, "zero_centred")
+    return rms_norm(hidden, module.weight, module.eps, "plain")
+
+
+def qk_norm(mixer: nn.Module) -> tuple[torch.Tensor | None, str | None, float]:
+    """The norm of an attention's query and key heads: scale [H + Hkv, D], kind, eps."""
+    if isinstance(mixer, GatedAttention):
+        return mixer.qk_scale, "zero_centred", mixer.eps
+    if mixer.qk_norm_eps is not None:
+        return mixer.qk_norm, "plain", mixer.qk_norm_eps
+    return None, None, 0.0
+
+
+def add_linear(module: Linear, rows: torch.Tensor, hidden: torch.Tensor) -> None:
+    """hidden += module(rows), the sum inside the product's epilogue."""
+    if module.bias is None:
+        hidden.addmm_(rows, module.weight.t())
+    else:
+        hidden.add_(module(rows))
+
+
+def mixer_of(layer: nn.Module) -> nn.Module:
+    """A layer's attention, of either family's layout."""
+    return layer.mixer if hasattr(layer, "mixer") else layer.self_attn
+
+
+def unsupported(model) -> str | None:
+    """Why a target cannot run over pools; None if it can."""
+    for layer in model.layers:
+        mixer = mixer_of(layer)
+        if not isinstance(mixer, (Attention, GatedAttention, GatedDeltaNet)):
+            return f"{type(mixer).__name__} has no pooled form"
+        if not isinstance(layer.mlp, MLP):
+            return f"{type(layer.mlp).__name__} (a mixture of experts) has no pooled form yet"
+    return None
+
+
+def new_pool(model, table: PageTable, num_pages: int, max_rows: int) -> TargetPool:
+    """Empty pools for a target: pages for its attention layers, states for its linear ones."""
+    config, places, counts = model.config, [], {"attention": 0, "recurrent": 0}
+    for layer in model.layers:
+        kind = "recurrent" if isinstance(mixer_of(layer), GatedDeltaNet) else "attention"
+        places.append(counts[kind])
+        counts[kind] += 1
+    attention = recurrent = None
+    placed = (model.dtype, model.device)
+    if counts["attention"]:
+        attention = AttentionPool(counts["attention"], num_pages, config.num_kv_heads, config.head_dim, *placed)
+    if counts["recurrent"]:
+        linear = config.linear_attention
+        width = linear.conv_channels + linear.values_size + 2 * linear.num_value_heads
+        shape = RecurrentShape(
+            linear.num_key_heads,
+            linear.num_value_heads,
+            linear.key_dim,
+            linear.value_dim,
+            linear.conv_width,
+            linear.conv_channels,
+            width,
+        )
+        recurrent = RecurrentPool(counts["recurrent"], table.num_slots, max_rows, shape, *placed)
+    return TargetPool(table, attention, recurrent, tuple(places))

@@ -1,0 +1,106 @@
+"""Rounds over pools emit what rounds over per-sequence caches emit: whole on the device, or with the host in between."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ddtree.doctor.hybrid import VOCAB, random_hybrid
+from ddtree.engine.config import EngineConfig
+from ddtree.engine.pooled import pooled_engine
+from ddtree.engine.request import Request
+from ddtree.sampling.params import SamplingParams
+
+BUDGETS = (0, 1, 2, 7, 15, 16, 32, 64, 128)
+GREEDY = SamplingParams()
+SAMPLED = SamplingParams(temperature=0.8)
+FILTERED = SamplingParams(temperature=0.8, top_p=0.9, top_k=40)
+
+
+@pytest.fixture(scope="module", name="engines")
+def _engines():
+    """One over per-sequence caches, one over pools; the same weights."""
+    plain = random_hybrid("cpu", torch.float32)
+    config = EngineConfig(max_context=512, max_tree_budget=128, prefill_chunk=24, max_running=3)
+    return plain, pooled_engine(plain.target.model, plain.drafter.model, config, max_rows=512)
+
+
+def request(seed: int, budget: int, sampling: SamplingParams = GREEDY, max_tokens: int = 24, **more) -> Request:
+    prompt = torch.randint(0, VOCAB, (5 + 13 * seed,), generator=torch.Generator().manual_seed(seed))
+    return Request(tuple(prompt.tolist()), max_tokens, sampling, seed=seed, tree_budget=budget, **more)
+
+
+def run_together(engine, requests) -> list[tuple[int, ...]]:
+    """All at once; the tokens of each."""
+    ids = [engine.add(each) for each in requests]
+    tokens = {request_id: [] for request_id in ids}
+    while engine.has_work:
+        for emission in engine.step():
+            assert emission.error is None, emission.error
+            tokens[emission.request_id] += emission.token_ids
+    return [tuple(tokens[request_id]) for request_id in ids]
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, FILTERED], ids=["greedy", "sampled", "filtered"])
+def test_every_budget_emits_the_same(engines, sampling):
+    plain, pooled = engines
+    expected = plain.generate(request(1, 0, sampling)).token_ids
+    for budget in BUDGETS:
+        emission = pooled.generate(request(1, budget, sampling))
+        assert emission.token_ids == expected, f"budget {budget}"
+        stats, reference = emission.stats, plain.generate(request(1, budget, sampling)).stats
+        assert stats.acceptance_histogram.total() == stats.decode_rounds
+        if sampling is not FILTERED:
+            assert stats.decode_rounds == pytest.approx(reference.decode_rounds, abs=2)
+    assert pooled.device_rounds.state.allocator.num_free == pooled.device_rounds.state.allocator.num_pages - 1
+
+
+def test_requests_of_all_kinds_side_by_side_do_not_touch_each_other(engines):
+    plain, pooled = engines
+    requests = [
+        request(1, 16),
+        request(2, 0),
+        request(3, 7, SAMPLED),
+        request(4, 32, FILTERED),
+        request(5, 64, max_tokens=3),
+        request(6, 2, num_logprobs=2),
+    ]
+    alone = [plain.generate(each).token_ids for each in requests]
+    assert run_together(pooled, requests) == alone
+
+
+def test_a_stop_inside_a_path_ends_the_request_there(engines):
+    plain, pooled = engines
+    tokens = plain.generate(request(3, 0)).token_ids
+    stop = tokens[9]
+    first = tokens.index(stop)
+    for budget in (0, 7, 64):
+        emission = pooled.generate(request(3, budget, stop_token_ids=frozenset({stop})))
+        assert emission.token_ids == tokens[: first + 1]
+        assert emission.finish_reason == "stop"
+
+
+def test_an_abort_in_flight_leaves_the_pools_as_they_were(engines):
+    _, pooled = engines
+    state = pooled.device_rounds.state
+    free = state.allocator.num_free
+    request_id = pooled.add(request(2, 16, max_tokens=60))
+    while pooled.running_or_none(request_id) is None or pooled.running(request_id).stats.decode_rounds < 2:
+        pooled.step()
+    pooled.abort(request_id)
+    other = request(1, 16)
+    assert pooled.generate(other).token_ids == pooled.generate(request(1, 0)).token_ids
+    assert state.allocator.num_free == free
+
+
+def test_a_trace_shows_the_tree_that_the_device_built(engines):
+    _, pooled = engines
+    request_id = pooled.add(request(2, 16, max_tokens=12, trace=True))
+    traces = []
+    while pooled.has_work:
+        traces += [e.trace for e in pooled.step() if e.request_id == request_id and e.trace]
+    assert traces
+    for trace in traces:
+        assert 1 < trace.tree.num_nodes <= 17
+        path = trace.acceptance.path
+        assert trace.tree.token_ids[path[1:]].tolist() == trace.acceptance.token_ids[:-1].tolist()
