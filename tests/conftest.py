@@ -9,6 +9,9 @@ import pytest
 
 # Before torch is imported: threads that spin while they wait cost milliseconds per operation on shared cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Before triton is imported: without a GPU its kernels run in its interpreter.
+if not os.path.exists("/dev/nvidiactl"):
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(autouse=True)
