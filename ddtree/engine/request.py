@@ -64,6 +64,8 @@ class Request:
     grammar: TokenGrammar | None = None
     num_logprobs: int | None = None  # most probable tokens to report beside each emitted one; None reports nothing
     trace: bool = False  # whether each decode round is reported, tree and all
+    cache_salt: str | None = ""  # prefixes are shared by requests of the same salt; None: neither looked up nor remembered
+    boundaries: tuple[int, ...] = ()  # prompt lengths that others may share: ends of the system prompt, of turns
 
 
 @dataclass
@@ -84,7 +86,8 @@ class RequestStats:
     trimmed_tokens: int = 0  # accepted or bonus tokens cut by a stop or by max_tokens
     acceptance_histogram: Counter[int] = field(default_factory=Counter)  # acceptance length -> rounds, bonus included
     output_tokens: int = 0
-    cached_tokens: int = 0
+    cached_tokens: int = 0  # of the prompt, taken from an earlier one
+    preemptions: int = 0  # times that it gave its memory up and was computed again
     prefill_s: float = 0.0
     draft_s: float = 0.0
     build_s: float = 0.0
@@ -138,6 +141,14 @@ class RoundTrace:
 
 
 @dataclass(frozen=True)
+class RoundCount:
+    """What one decode round of one request verified and accepted, for counters that move while it runs."""
+
+    num_drafted: int  # nodes verified, the root excluded; 0 is plain decoding
+    acceptance_length: int  # as verified; a stop may have cut what was emitted
+
+
+@dataclass(frozen=True)
 class Emission:
     """What one engine step brought for one request."""
 
@@ -146,6 +157,8 @@ class Emission:
     finish_reason: str | None = None  # stop | length | abort | error, on the last emission
     stop_reason: int | str | None = None  # the stop token id or the stop string that ended it
     error: str | None = None
+    error_code: str | None = None  # timeout | queue_timeout; None is a fault
     logprobs: tuple[TokenLogprob, ...] = ()  # one per token, if the request wants them
     stats: RequestStats | None = None  # on the last emission
     trace: RoundTrace | None = None  # of the decode round, if the request wants it
+    round: RoundCount | None = None  # of the decode round; None for the token of prefill

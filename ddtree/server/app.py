@@ -52,7 +52,9 @@ def create_app(worker: WorkerLike, tokenizer: Tokenizer, settings: ServerSetting
         ("GET", "/openapi.json", handlers.openapi),
     ]
     for method, path, handler in routes:
-        app.add_api_route(path, handler, methods=[method], response_model=None)
+        # Load balancers probe with HEAD; FastAPI, unlike Starlette, does not add it to GET by itself.
+        methods = ["GET", "HEAD"] if method == "GET" else [method]
+        app.add_api_route(path, handler, methods=methods, response_model=None)
     if settings.ui:
         page.install(app)
     if settings.api_key is not None:

@@ -1,7 +1,7 @@
 """Prometheus metrics, under the suffixes that vLLM's dashboards graph and the prefix `ddtree:`.
 
-Fed by the engine's thread, rendered in the event loop; prometheus_client locks each value. Counters of rounds are
-booked when a request ends, for then its stats are complete; token counters and latencies as tokens come.
+Fed by the engine's thread, rendered in the event loop; prometheus_client locks each value. Tokens, rounds and latencies
+are booked as they come, so that graphs move while an answer is long; what is known at its end alone, then.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from ddtree.engine.request import Emission, Request, RequestStats
+from ddtree.engine.request import Emission, Request, RequestStats, RoundCount
 
 PREFIX = "ddtree:"
 TTFT_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -78,6 +78,8 @@ class Metrics:
             else:
                 self._label(self._itl).observe(now - course.last_emission)
             course.last_emission = now
+        if emission.round is not None:
+            self._book_round(emission.round)
         if emission.finish_reason:
             self._label(self._e2e).observe(now - course.started)
             self.ended(emission.request_id, emission.finish_reason)
@@ -96,21 +98,23 @@ class Metrics:
         self._label(self.cache_use).set(cache_use)
         return generate_latest(self._registry)
 
+    def _book_round(self, count: RoundCount) -> None:
+        self._label(self._rounds).inc()
+        if not count.num_drafted:
+            return
+        self._label(self._drafts).inc()
+        self._label(self._draft_tokens).inc(count.num_drafted)
+        self._label(self._accepted).inc(count.acceptance_length - 1)
+        for depth in range(count.acceptance_length - 1):
+            self._per_depth.labels(self._model, depth).inc()
+
     def _book(self, stats: RequestStats) -> None:
         if stats.ttft_s is not None:
             self._label(self._queue).observe(max(stats.ttft_s - stats.prefill_s, 0))
-        self._label(self._rounds).inc(stats.decode_rounds)
         if isinstance(stats.tree_budget, int):
             self._label(self._budget).observe(stats.tree_budget)
-        if not stats.nodes_verified:
-            return
-        self._label(self._drafts).inc(stats.decode_rounds - stats.plain_rounds)
-        self._label(self._draft_tokens).inc(stats.nodes_verified)
-        self._label(self._accepted).inc(stats.accepted_tokens)
-        self._label(self._nodes).observe(stats.nodes_verified / stats.decode_rounds)
-        for length, count in stats.acceptance_histogram.items():
-            for depth in range(length - 1):
-                self._per_depth.labels(self._model, depth).inc(count)
+        if stats.nodes_verified:
+            self._label(self._nodes).observe(stats.nodes_verified / stats.decode_rounds)
 
     def _label(self, metric):
         return metric.labels(self._model)

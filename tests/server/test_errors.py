@@ -63,6 +63,11 @@ def test_no_such_path_or_method(client):
     assert "POST" in error["message"]
 
 
+def test_head_is_get_without_a_body(client):
+    for path in ("/health", "/v1/models", "/metrics", "/stats", "/version"):
+        assert client.request("HEAD", path).status_code == client.get(path).status_code == 200
+
+
 def test_body_too_large(client):
     check(client.complete("a" * 3000), 413, code="body_too_large")
 

@@ -68,6 +68,32 @@ def test_gauges_and_aborts():
         assert samples(client)["ddtree:request_success_total/stop"] == 3
 
 
+def test_rounds_are_counted_while_a_stream_runs():
+    """A graph of acceptance must move during a long answer, not jump at its end; an abort loses nothing either."""
+    with scripted_server("right") as client:
+        engine, turn, gate = client.engine, threading.Event(), threading.Semaphore(4)
+        step = engine.step
+
+        def gated():
+            if not gate.acquire(timeout=0.02):
+                turn.set()
+                return []
+            return step()
+
+        engine.step = gated
+        runner = threading.Thread(target=lambda: client.complete("hello", max_tokens=200, tree_budget=16, ignore_eos=True))
+        runner.start()
+        assert turn.wait(5)
+        # One step was the prefill, three were rounds.
+        found = samples(client)
+        assert found["ddtree:decode_rounds_total"] == found["ddtree:spec_decode_num_drafts_total"] == 3
+        accepted = found["ddtree:spec_decode_num_accepted_tokens_total"]
+        assert found["ddtree:generation_tokens_total"] == 1 + 3 + accepted and accepted > 3
+        assert "ddtree:request_success_total/length" not in found
+        engine.step = step
+        runner.join()
+
+
 def test_metrics_before_the_engine_is_ready():
     hold = threading.Event()
     with serving(load=lambda: hold.wait() and None) as client:
