@@ -149,6 +149,7 @@ class DeviceRound:
         torch.cat([part.to(torch.int64) for part in parts], dim=1, out=self.report)
         self.host_report.copy_(self.report, non_blocking=True)
 
+    @torch.inference_mode()
     def launch(self, slots: list[int], roots: list[int], budgets: list[int], depths: list[int]) -> None:
         """Upload who takes part (padded with the dummy slot), and queue the round."""
         self.num_real = len(slots)

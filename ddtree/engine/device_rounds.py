@@ -24,8 +24,8 @@ BUDGETS = (0, 2, 4, 7, 15, 31, 47, 63, 79, 95, 127, 159, 191, 255, 383, 511, 767
 class DeviceRounds:
     """Captured rounds by shape, and the one in flight."""
 
-    def __init__(self, state: PooledState, *, graphs: bool = True) -> None:
-        self.state, self.graphs = state, graphs
+    def __init__(self, state: PooledState, *, graphs: bool = True, round_type: type[DeviceRound] = DeviceRound) -> None:
+        self.state, self.graphs, self.round_type = state, graphs, round_type
         self._rounds: dict[RoundShape, DeviceRound] = {}
         self._flying: tuple[DeviceRound, list[Sequence]] | None = None
 
@@ -67,7 +67,7 @@ class DeviceRounds:
     def prepare(self, shape: RoundShape) -> DeviceRound:
         """The captured round of this shape."""
         if shape not in self._rounds:
-            self._rounds[shape] = DeviceRound(self.state, shape, graphs=self.graphs)
+            self._rounds[shape] = self.round_type(self.state, shape, graphs=self.graphs)
         return self._rounds[shape]
 
     def shape_of(self, sequences: SequenceOf[Sequence]) -> RoundShape:

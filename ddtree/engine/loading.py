@@ -10,8 +10,10 @@ import torch
 from ddtree.engine.config import EngineConfig
 from ddtree.engine.drafter import Drafter
 from ddtree.engine.engine import Engine
+from ddtree.engine.pooled import pooled_engine, tokens_that_fit
 from ddtree.engine.target import Target
 from ddtree.models.dflash import load_drafter
+from ddtree.models.pooled_target import unsupported
 from ddtree.models.registry import load_target
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -65,8 +67,11 @@ def load_engine(
     dtype: str = "auto",
     max_context: int | None = None,
     max_tree_budget: int = 1024,
+    max_running: int = 1,
+    cuda_graphs: bool = True,
 ) -> Engine:
-    """Load a target and its drafter. `max_context` defaults to what the target was made for, in tokens.
+    """Load a target and its drafter. `max_context` defaults to what the target was made for, in tokens; on a GPU, where caches
+    are pools of fixed size, to what fits if that is less.
 
     Raises ValueError where the two do not fit, naming both sides, or where `max_context` is more than the model has.
     """
@@ -75,15 +80,23 @@ def load_engine(
     model = load_target(Path(target_path), place, kind)
     if place.type == "cpu":
         settle_threads(sum(parameter.numel() for parameter in model.parameters()))
-    limit = model.config.context_limit
+    limit, asked = model.config.context_limit, max_context
     if max_context is None:
         max_context = limit
     elif not 1 < max_context <= limit:
         raise ValueError(f"max_context must lie in 2 ... {limit} (what the model was made for), got {max_context}")
-    drafter, layers = None, ()
+    drafter_model = None
     if drafter_path is not None:
         drafter_model = load_drafter(Path(drafter_path), model.config, place, kind)
-        drafter = Drafter(drafter_model, model)
-        layers = drafter_model.config.target_layer_ids
-    config = EngineConfig(max_context=max_context, max_tree_budget=max_tree_budget)
+    limits = {"max_tree_budget": max_tree_budget, "max_running": max_running}
+    if place.type == "cuda" and unsupported(model) is None:
+        tokens = tokens_that_fit(model, drafter_model, max_running, max_tree_budget)
+        if tokens < max_context and asked is not None:
+            raise ValueError(f"max_context {max_context} tokens do not fit into this GPU's memory beside the weights; {tokens} do")
+        config = EngineConfig(max_context=min(max_context, tokens), **limits)
+        num_tokens = min(tokens, max_running * config.max_context)
+        return pooled_engine(model, drafter_model, config, num_tokens=num_tokens, graphs=cuda_graphs)
+    drafter = Drafter(drafter_model, model) if drafter_model is not None else None
+    layers = drafter_model.config.target_layer_ids if drafter_model is not None else ()
+    config = EngineConfig(max_context=max_context, **limits)
     return Engine(Target(model, layers), drafter, config, model.config.vocab_size)

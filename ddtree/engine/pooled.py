@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from ddtree.engine.config import EngineConfig
 from ddtree.engine.device_rounds import BUDGETS, DeviceRounds
 from ddtree.engine.engine import Engine
@@ -34,3 +36,28 @@ def pooled_engine(
     engine = Engine(GraphTarget(state, buckets, graphs=graphs), drafter, config, model.config.vocab_size)
     engine.device_rounds = DeviceRounds(state, graphs=graphs)
     return engine
+
+
+def tokens_that_fit(model, drafter_model, max_running: int, max_tree_budget: int, memory_share: float = 0.9) -> int:
+    """Tokens of all sequences together whose keys and values fit into the device's free memory, the weights being there.
+
+    Graphs, logits and what the largest tree stages are put aside first; of the rest, `memory_share` is used.
+    """
+    free, _ = torch.cuda.mem_get_info(model.device)
+    free += torch.cuda.memory_reserved(model.device) - torch.cuda.memory_allocated(model.device)
+    config, size = model.config, model.dtype.itemsize
+    rows = max(LEAST_ROWS, 1 + max_tree_budget)
+    aside = 2 * rows * (config.vocab_size + 8 * config.intermediate_size) * size + (1 << 30)
+    num_linear = 0
+    if config.linear_attention is not None:
+        linear = config.linear_attention
+        num_linear = sum(kind == "linear_attention" for kind in config.layer_types)
+        state = 4 * linear.num_value_heads * linear.key_dim * linear.value_dim
+        staged = size * (linear.conv_channels + linear.values_size) + 4 * (linear.keys_size + linear.values_size) + 8 * linear.num_value_heads
+        aside += num_linear * (rows * staged + (max_running + 1) * state)
+    row = 2 * (config.num_layers - num_linear) * config.num_kv_heads * config.head_dim * size
+    if drafter_model is not None:
+        drafter = drafter_model.config
+        row += 2 * drafter.num_layers * drafter.num_kv_heads * drafter.head_dim * size
+    staged_rows = (max_running + 1) * rows  # behind each sequence's committed ones
+    return max(int(memory_share * (free - aside)) // row - staged_rows, 0)
