@@ -73,10 +73,16 @@ SMALL_DRAFTER = {
     "num_target_layers": 4,
     "vocab_size": 512,
 }
+DENSE = {**QWEN3_8B, "num_hidden_layers": 3, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
+DENSE |= {"head_dim": 32, "vocab_size": 512}
+DENSE_DRAFTER = {**QWEN3_8B_DRAFTER, "num_hidden_layers": 2, "layer_types": ["full_attention"] * 2, "hidden_size": 64, "intermediate_size": 96}
+DENSE_DRAFTER |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 512, "num_target_layers": 3}
+DENSE_DRAFTER |= {"dflash_config": {"mask_token_id": 511, "target_layer_ids": [0, 2]}}
 PAIRS = {
     "qwen3.6-27b": (published_shapes.TARGET, published_shapes.DRAFTER),
     "qwen3-8b": (QWEN3_8B, QWEN3_8B_DRAFTER),
     "small": (SMALL, SMALL_DRAFTER),
+    "small-dense": (DENSE, DENSE_DRAFTER),
 }
 
 
