@@ -12,13 +12,14 @@ PACKAGE = Path(__file__).resolve().parents[1] / "ddtree"
 MAY_IMPORT = {
     "__main__": "cli",
     "__init__": "engine sampling",
-    "cli": "server bench audit doctor client training engine models sampling sources text budget",
-    "server": "engine sampling text sources",
+    "cli": "replicas server service bench audit doctor client training engine models sampling sources text budget",
+    "replicas": "service",
+    "server": "engine sampling text sources service",
     "bench": "client engine models sampling sources text tree budget",
     "audit": "client engine models caches sampling sources text tree",
     "doctor": "audit engine models sources text",
     "training": "models caches sources text tree engine sampling",
-    "engine": "models caches tree sampling budget",
+    "engine": "models caches kernels tree sampling budget",
     "models": "caches kernels",
     "caches": "kernels",
     "tree": "",
@@ -27,6 +28,7 @@ MAY_IMPORT = {
     "text": "",
     "sources": "",
     "client": "",
+    "service": "",
     "kernels": "",
 }
 
@@ -35,7 +37,8 @@ LIVES_IN = {
     "triton": "kernels",
     "transformers": "text audit",
     "fastapi": "server",
-    "uvicorn": "server",
+    "uvicorn": "server replicas",
+    "starlette": "server replicas",
     "prometheus_client": "server",
     "llguidance": "text",
     "pydantic": "server",
@@ -43,7 +46,7 @@ LIVES_IN = {
     "safetensors": "models training/export.py",
     "rich": "cli sources bench audit training",
     "matplotlib": "bench audit",
-    "torch": " ".join(sorted(MAY_IMPORT.keys() - {"tree", "budget"})),
+    "torch": " ".join(sorted(MAY_IMPORT.keys() - {"tree", "budget", "service", "replicas"})),
 }
 
 

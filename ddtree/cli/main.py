@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 
 from ddtree import __version__
 from ddtree.cli.bench import add_bench
-from ddtree.cli.flags import add_model, add_sampling, add_thinking, whole
+from ddtree.cli.flags import add_model, add_sampling, add_thinking
+from ddtree.cli.serve_flags import add_serve
 
 INTERRUPTED = 130  # what a shell reports for Ctrl-C
 
@@ -51,23 +52,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _add_serve(parser: argparse.ArgumentParser) -> None:
-    add_model(parser, positional=True)
-    parser.add_argument("--host", default="127.0.0.1", help="(default: 127.0.0.1, this machine only)")
-    parser.add_argument("--port", type=whole(0, 65535), default=8000, help="0 picks a free one (default: 8000)")
-    parser.add_argument(
-        "--served-model-name", action="append", default=[], metavar="NAME", help="another name for the model; repeatable"
-    )
-    parser.add_argument("--api-key", help="demand this key (default: none; DDTREE_API_KEY keeps it off the process list)")
-    parser.add_argument("--replicas", type=whole(1), default=1, metavar="N", help="(default: 1, the only one yet)")
-    parser.add_argument("--no-ui", action="store_true", help="serve no chat page at /")
-    parser.add_argument(
-        "--cors-origin",
-        action="append",
-        metavar="ORIGIN",
-        help='let scripts of this web origin call (repeatable; default: "*", all of them; "" for none)',
-    )
-    parser.add_argument("--max-waiting", type=whole(1), default=128, metavar="N", help="queue limit (default: 128)")
-    parser.add_argument("--verbose", action="store_true", help="log at debug level")
+    add_serve(parser)
     parser.set_defaults(run=_serve)
 
 

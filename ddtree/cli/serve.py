@@ -11,7 +11,7 @@ from ddtree.cli.loaded import default_budget, find, load, start
 from ddtree.server.app import create_app
 from ddtree.server.facts import facts_of
 from ddtree.server.metrics import Metrics
-from ddtree.server.run import listen_on, run, url_of
+from ddtree.server.run import listen_on, listen_on_unix, run, url_of
 from ddtree.server.settings import ServerSettings
 from ddtree.server.worker import Worker
 from ddtree.sources import Source
@@ -21,11 +21,15 @@ logger = logging.getLogger("ddtree")
 
 def serve(args: argparse.Namespace) -> int:
     """Serve until a signal. ValueError, in one line, for whatever stands in the way."""
-    _set_up_logging(args.verbose)
-    if args.replicas != 1:
-        raise ValueError(f"--replicas must be 1 in this version, got {args.replicas}")
+    _set_up_logging(args)
+    if args.gpus is not None or (args.replicas or 1) > 1:
+        from ddtree.cli.replicas import serve_replicas
+
+        status = serve_replicas(args)
+        logger.info("bye")
+        return status
     # Before a download or a load, which would be in vain.
-    sock = listen_on(args.host, args.port)
+    sock = listen_on(args.host, args.port) if args.uds is None else listen_on_unix(args.uds)
     try:
         source, tokenizer = find(args)
         settings = ServerSettings(
@@ -40,7 +44,7 @@ def serve(args: argparse.Namespace) -> int:
         worker = Worker(lambda: _load(args, source, url), args.max_waiting, Metrics(settings.model))
         app = create_app(worker, tokenizer, settings)
         logger.info("loading %s from %s", settings.model, source.target)
-        run(app, worker, sock)
+        run(app, worker, sock, args.drain)
     finally:
         sock.close()
     logger.info("bye")
@@ -57,10 +61,12 @@ def _load(args: argparse.Namespace, source: Source, url: str):
     logger.info("model %s, device %s, dtype %s", source.served_name, facts.device, facts.dtype)
     logger.info("context %d tokens, drafter %s", facts.max_context, drafter)
     logger.info("default tree budget %s (%s)", budget.size, budget.reason)
-    logger.info("ready: %s/v1", url)
+    logger.info("ready: %s/v1" if args.uds is None else "ready on %s", url)
     return engine, facts
 
 
-def _set_up_logging(verbose: bool) -> None:
-    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
-    logger.setLevel(logging.DEBUG if verbose else logging.INFO)
+def _set_up_logging(args: argparse.Namespace) -> None:
+    who = "" if args.replica_index is None else f"replica {args.replica_index}: "
+    form = f"%(asctime)s %(levelname)s {who}%(message)s"
+    logging.basicConfig(stream=sys.stderr, format=form, level=logging.WARNING)
+    logger.setLevel(logging.DEBUG if args.verbose else logging.INFO)

@@ -33,6 +33,7 @@ def stub_engine(script="hello", drafter=True):
     engine = ScriptEngine(script)
     engine.config = SimpleNamespace(max_context=512, max_tree_budget=1024)
     engine.has_drafter, engine.block_size, engine.vocab_size = drafter, 8 if drafter else None, VOCAB
+    engine.cache_use = 0.0
     engine.target = SimpleNamespace(device=Cpu(), model=SimpleNamespace(dtype="torch.float32"))
     return engine
 
@@ -41,11 +42,14 @@ def install(patch, engine, tokenizer=None, source=SOURCE):
     """Put the stubs where the commands look; `patch(object, name, value)`."""
     import ddtree.cli.chat
     import ddtree.cli.generate
+    import ddtree.cli.replicas
     import ddtree.cli.serve
 
     for module in (ddtree.cli.chat, ddtree.cli.generate, ddtree.cli.serve):
         patch(module, "find", lambda args: (source, tokenizer or ByteTokenizer()))
         patch(module, "load", lambda args, source: engine)
+    patch(ddtree.cli.replicas, "PROGRAM", (sys.executable, "-m", "tests.cli.stubs"))
+    patch(ddtree.cli.replicas, "resolve", lambda model, drafter: source)
     patch(ddtree.cli.serve, "start", lambda source, engine, say: None)  # no rounds to time
 
 

@@ -82,8 +82,8 @@ def test_a_wrong_path_is_one_line(capsys, command):
 
 
 def test_replicas_and_port(capsys):
-    code, _, err = run(capsys, "serve", "--replicas", "2", "--port", "0")
-    assert code == 2 and "--replicas" in err
+    code, _, err = run(capsys, "serve", "--replicas", "2", "--gpus", "0", "--port", "0")
+    assert code == 2 and "--replicas 2 and 1 --gpus" in err
     from ddtree.server.run import listen_on
 
     with listen_on("127.0.0.1", 0) as sock:

@@ -1,0 +1,1 @@
+"""Life under systemd: what it is told, and the unit that it runs."""
