@@ -27,3 +27,30 @@ class Cache(Protocol):
     def num_bytes(self) -> int:
         """Bytes of device memory held."""
         ...
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes that each committed or staged row takes; 0 where memory does not grow with the context."""
+        ...
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes that it takes whatever the context; 0 where there is no state beside the rows."""
+        ...
+
+    def reserve(self, num_rows: int) -> None:
+        """Make room for exactly `num_rows` rows, committed and staged, unless there is more already."""
+        ...
+
+    def copy_rows(self, start: int, stop: int) -> tuple[torch.Tensor, ...]:
+        """Copies of the committed rows start ... stop - 1, [.., n, D] each; () where no rows are kept."""
+        ...
+
+    def copy_state(self) -> tuple[torch.Tensor, ...]:
+        """Copies of what the committed tokens have become; () where the rows say it all."""
+        ...
+
+    def restore(self, rows: tuple[torch.Tensor, ...], state: tuple[torch.Tensor, ...], num_rows: int) -> None:
+        """Take `num_rows` tokens that were committed elsewhere behind those already here: their rows, and the state
+        after the last of them. Nothing may be staged."""
+        ...

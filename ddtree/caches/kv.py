@@ -36,6 +36,37 @@ class KVCache:
     def num_bytes(self) -> int:
         return self._keys.nbytes + self._values.nbytes
 
+    @property
+    def row_bytes(self) -> int:
+        return self.num_bytes // self.capacity
+
+    @property
+    def state_bytes(self) -> int:
+        return 0
+
+    def reserve(self, num_rows: int) -> None:
+        """Make room for exactly `num_rows` rows, committed and staged, unless there is more already. An empty cache
+        is also cut down to it, so that memory is what was asked for."""
+        if num_rows > self.capacity or (self.context_length == 0 and num_rows > 0):
+            self._resize(num_rows)
+
+    def copy_rows(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Copies of the committed keys and values start ... stop - 1, [Hkv, n, D] each."""
+        assert 0 <= start <= stop <= self.context_length, f"rows {start} ... {stop} of {self.context_length}"
+        return self._keys[:, start:stop].clone(), self._values[:, start:stop].clone()
+
+    def copy_state(self) -> tuple[torch.Tensor, ...]:
+        return ()
+
+    def restore(self, rows: tuple[torch.Tensor, ...], state: tuple[torch.Tensor, ...], num_rows: int) -> None:
+        """Put `rows` (keys and values, [Hkv, n, D]) behind the committed ones; they are committed at once."""
+        start = self.context_length
+        if start + num_rows > self.capacity:
+            self._grow(start + num_rows)
+        for buffer, saved in zip((self._keys, self._values), rows, strict=True):
+            buffer[:, start : start + num_rows].copy_(saved)
+        self.context_length, self._num_staged = start + num_rows, 0
+
     def stage(self, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Write `keys` and `values` [n, Hkv, D] behind the committed rows; returns views [Hkv, T, D] of both.
 
@@ -74,6 +105,9 @@ class KVCache:
         capacity = self.capacity
         while capacity < needed:
             capacity *= 2
+        self._resize(capacity)
+
+    def _resize(self, capacity: int) -> None:
         for name in ("_keys", "_values"):
             old = getattr(self, name)
             new = _buffer(old.shape[0], capacity, old.shape[2], old.dtype, old.device)

@@ -51,6 +51,32 @@ class RecurrentCache:
         """Bytes of the committed states; staged rows live from a forward to its commit only."""
         return self.conv_state.nbytes + self.recurrent_state.nbytes
 
+    @property
+    def row_bytes(self) -> int:
+        return 0
+
+    @property
+    def state_bytes(self) -> int:
+        return self.num_bytes
+
+    def reserve(self, num_rows: int) -> None:
+        """Nothing: the states do not grow with the context."""
+
+    def copy_rows(self, start: int, stop: int) -> tuple[torch.Tensor, ...]:
+        return ()
+
+    def copy_state(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Copies of the conv state [W - 1, C] and the recurrent state [Hv, K, V] after the committed tokens."""
+        return self.conv_state.clone(), self.recurrent_state.clone()
+
+    def restore(self, rows: tuple[torch.Tensor, ...], state: tuple[torch.Tensor, ...], num_rows: int) -> None:
+        """Take the two states after `num_rows` tokens more."""
+        conv_state, recurrent_state = state
+        self.conv_state.copy_(conv_state)
+        self.recurrent_state.copy_(recurrent_state)
+        self.context_length += num_rows
+        self._drop_staged()
+
     def stage_conv(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, parents: torch.Tensor | None
     ) -> torch.Tensor:

@@ -65,9 +65,15 @@ class AutoState:
     offset: Offset = field(default_factory=Offset)
     drafted: Candidates | None = None  # as the drafter ranked them
     probing: bool = False
+    room: int | None = None  # nodes that memory and the forward have room for in this round; None: no limit
     offered: np.ndarray = field(default_factory=lambda: np.empty(0))  # probability of acceptance of each node drafted
     gains: np.ndarray = field(default_factory=lambda: np.empty(0))  # of the nodes bought
     depths: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+
+    @property
+    def wanted(self) -> int:
+        """Nodes to build where there is room: more than were lately bought."""
+        return min(self.cap, int(2 * self.peak) + LEAST_NODES)
 
 
 class AutoBudget:
@@ -99,7 +105,7 @@ class AutoBudget:
             if state is None:
                 continue
             price = self._price(sequences, beside=sequence)
-            wanted = sequence.num_remaining > 1 and state.worth.speculates(price)
+            wanted = sequence.num_remaining > 1 and state.room != 0 and state.worth.speculates(price)
             sequence.tree_budget = self._most_nodes(state, len(sequences)) if wanted else 0
             state.probing = bool(wanted) and state.worth.probing
             if wanted and self.shrinkable:
@@ -215,7 +221,7 @@ class AutoBudget:
 
     def _most_nodes(self, state: AutoState, num_sequences: int) -> int:
         """Nodes to build: room above what was lately bought, below what no acceptance could pay for."""
-        wanted = min(state.cap, int(2 * state.peak) + LEAST_NODES)
+        wanted = state.wanted if state.room is None else min(state.wanted, state.room)
         verify_s = self.cost.verify.upto(num_sequences + wanted)
         ceiling = self.block_size * self.cost.plain_s(num_sequences)
         payable = int(np.searchsorted(verify_s, ceiling, side="right")) - 1 - num_sequences

@@ -24,6 +24,16 @@ class Round:
     acceptance: Acceptance  # as verified
     kept: Acceptance  # cut at a stop; what was committed and emitted
     finish: Finish | None
+    fault: Exception | None = None  # in this sequence's own part, which committed nothing
+
+
+class CommitFailed(RuntimeError):
+    """The round was decided, and `token_ids` have it, but not every cache: those have to be computed again. `rounds` are what
+    `decode_round` would have returned."""
+
+    def __init__(self, rounds: list[Round]):
+        super().__init__("a commit failed")
+        self.rounds = rounds
 
 
 def decode_round(
@@ -47,14 +57,16 @@ def decode_round(
     with clock("verify"):
         target_tokens = target.verify(sequences, trees)
     with clock("accept"):
-        rounds = [conclude(*each) for each in zip(sequences, trees, target_tokens, strict=True)]
+        rounds = [contained(*each) for each in zip(sequences, trees, target_tokens, strict=True)]
     with clock("commit"):
-        paths = [each.kept.path for each in rounds]
-        features = target.commit(sequences, paths)
         for sequence, each in zip(sequences, rounds, strict=True):
             sequence.token_ids.extend(each.kept.token_ids.tolist())
-        if drafter:
-            drafter.commit(sequences, features)
+        try:
+            features = target.commit(sequences, [each.kept.path for each in rounds])
+            if drafter:
+                drafter.commit(sequences, features)
+        except Exception as error:
+            raise CommitFailed(rounds) from error
     if auto:
         auto.learn(sequences, rounds, clock)
     return rounds
@@ -65,6 +77,16 @@ def grow(sequence: Sequence, candidates) -> DraftTree:
     if candidates is None:
         return DraftTree.root_only(sequence.root_token)
     return sequence.prune(build_ddtree(sequence.root_token, candidates, sequence.build_budget))
+
+
+def contained(sequence: Sequence, tree: DraftTree, target_tokens: np.ndarray) -> Round:
+    """`conclude`; a fault in it, such as a watcher's, is the sequence's own and commits nothing."""
+    try:
+        return conclude(sequence, tree, target_tokens)
+    except Exception as error:
+        nothing = np.empty(0, dtype=np.int64)
+        aborted = Acceptance(nothing, sequence.root_token, nothing)
+        return Round(tree, Acceptance(np.zeros(1, np.int64), int(target_tokens[0]), target_tokens[:1]), aborted, None, error)
 
 
 def conclude(sequence: Sequence, tree: DraftTree, target_tokens: np.ndarray) -> Round:

@@ -1,19 +1,26 @@
-"""The engine: requests join, run a prefill chunk or a decode round per step, and leave. Token ids only."""
+"""The engine: requests join, run prefill chunks and decode rounds in turns, and leave. Token ids only."""
 
 from __future__ import annotations
 
 import itertools
 import logging
 import time
-from collections import deque
+from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ddtree.engine.admission import check, effective_budget
 from ddtree.engine.auto import AutoBudget
+from ddtree.engine.book import record, traced
 from ddtree.engine.config import EngineConfig
-from ddtree.engine.decode_round import Round, decode_round
+from ddtree.engine.decode_round import CommitFailed, Round, decode_round
 from ddtree.engine.finish import Finish, scan
-from ddtree.engine.request import AUTO, Emission, Request, RoundCount, RoundTrace, TreeBudget
+from ddtree.engine.memory import is_out_of_memory, memory_for
+from ddtree.engine.prefix import PrefixCache
+from ddtree.engine.recall import recall, remember, remember_prefilled
+from ddtree.engine.request import AUTO, Emission, Request, RoundTrace
+from ddtree.engine.room import limited
+from ddtree.engine.scheduler import Scheduler
 from ddtree.engine.sequence import Sequence
 from ddtree.engine.stats import StageClock
 from ddtree.sampling.logprobs import TokenLogprob
@@ -28,13 +35,24 @@ class Engine:
     """Owned by one thread. `add` requests, then `step` while `has_work`."""
 
     def __init__(self, target, drafter, config: EngineConfig, vocab_size: int):
-        self.target, self.drafter, self.config = target, drafter, config
+        self.target, self.drafter = target, drafter
         self.vocab_size = vocab_size
         self.auto: AutoBudget | None = None  # who chooses for requests of tree_budget "auto"
         self.device_rounds: DeviceRounds | None = None  # runs rounds that need nothing of the host; None without pools
+        self.memory = memory_for(target, drafter, config)
+        self.prefix = PrefixCache(config.prefix_bytes, self.memory) if config.prefix_bytes else None
+        self.scheduler = Scheduler(config, self.memory, self.prefix, self.block_size or 0)
         self._ids = itertools.count()
-        self._waiting: deque[Sequence] = deque()
-        self._running: list[Sequence] = []
+        self._decoded_last = False
+
+    @property
+    def config(self) -> EngineConfig:
+        return self.scheduler.config
+
+    @config.setter
+    def config(self, config: EngineConfig) -> None:
+        """Other limits, but for those of memory, which is shared out already."""
+        self.scheduler.config = config
 
     @property
     def has_drafter(self) -> bool:
@@ -46,50 +64,65 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._waiting or self._running)
+        return bool(self.scheduler.waiting or self.scheduler.running)
 
     @property
     def num_running(self) -> int:
-        return len(self._running)
+        return len(self.scheduler.running)
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return len(self.scheduler.waiting)
 
     @property
     def cache_use(self) -> float:
-        """Committed tokens of what runs, over what it could hold: 0 to 1."""
-        held = sum(sequence.context_length for sequence in list(self._running))
-        return held / (self.config.max_context * self.config.max_running)
+        """Share of the cache memory that running sequences hold, 0 to 1; without a limit their tokens over what
+        `max_running` of the longest would have."""
+        running = list(self.scheduler.running)
+        if self.memory is not None:
+            return sum(len(sequence.pages) for sequence in running) / self.memory.pages.num_pages
+        return sum(sequence.context_length for sequence in running) / (self.config.max_context * self.config.max_running)
+
+    def memory_facts(self) -> dict[str, int]:
+        """Bytes of cache memory for /stats: the limit, what is held, and what of that remembered prefixes hold."""
+        facts = {}
+        if self.memory is not None:
+            facts |= {"cache_limit_bytes": self.memory.limit_bytes, "cache_used_bytes": self.memory.num_bytes}
+        return facts | ({"prefix_bytes": self.prefix.num_bytes} if self.prefix is not None else {})
 
     def add(self, request: Request) -> int:
         """Queue a request; returns its id. Raises ValueError before anything runs."""
-        self._check(request)
-        budget, reason = self._effective_budget(request)
+        check(request, self.config, self.vocab_size, has_auto=self.drafter is None or self.auto is not None)
+        budget, reason = effective_budget(request, self.config, self.block_size)
         sequence = Sequence(next(self._ids), request, tree_budget=self.config.max_tree_budget if budget == AUTO else budget)
         stats = sequence.stats
         stats.tree_budget, stats.block_size, stats.reason = budget, self.block_size, reason
         stats.mode = "ddtree" if budget and budget != AUTO else "target_only"
-        self._waiting.append(sequence)
+        self.scheduler.queue(sequence)
         return sequence.request_id
 
     def abort(self, request_id: int) -> None:
         """Free the request's place; nothing more is emitted for it. Unknown or finished ids are ignored."""
-        for sequence in [s for s in (*self._waiting, *self._running) if s.request_id == request_id]:
+        sequence = self.scheduler.find(request_id)
+        if sequence is not None:
             self._leave(sequence)
 
     def step(self) -> list[Emission]:
-        """One prefill chunk if a request may join, else one decode round of everything that runs."""
-        for sequence in list(self._running):
-            if sequence.num_prefilled < len(sequence.request.prompt_token_ids):
-                return self._contained([sequence], lambda s=sequence: self._prefill(s))
-        if self._waiting and len(self._running) < self.config.max_running:
-            sequence = self._waiting.popleft()
-            self._running.append(sequence)
-            return self._contained([sequence], lambda: self._open(sequence))
-        if self._running:
-            return self._contained(list(self._running), self._decode)
-        return []
+        """Let requests join that fit, then prefill a chunk or decode a round of everything that has a root: in turns,
+        so that those that decode wait for one chunk at most."""
+        emissions = self._expire()
+        while (sequence := self.scheduler.admit()) is not None:
+            emissions += self._contained(sequence, self._open)
+            if sequence in self.scheduler.waiting:
+                break  # it found no place after all
+        decoding = bool(self.scheduler.decoding)
+        if self.scheduler.has_prefill and (self._decoded_last or not decoding):
+            self._decoded_last = False
+            return emissions + self._prefill_chunk()
+        if decoding:
+            self._decoded_last = True
+            return emissions + self._decode()
+        return emissions
 
     def running(self, request_id: int) -> Sequence:
         """The sequence of a request that runs, for measurements. KeyError if it does not."""
@@ -100,7 +133,7 @@ class Engine:
 
     def running_or_none(self, request_id: int) -> Sequence | None:
         """The sequence of a request while it runs."""
-        return next((sequence for sequence in self._running if sequence.request_id == request_id), None)
+        return next((sequence for sequence in self.scheduler.running if sequence.request_id == request_id), None)
 
     def generate(self, request: Request) -> Emission:
         """Run one request to its end, alone; all its tokens in one emission. Raises RuntimeError on a fault."""
@@ -118,77 +151,102 @@ class Engine:
                 if emission.finish_reason:
                     return replace(emission, token_ids=tuple(token_ids), logprobs=tuple(logprobs))
 
-    def _check(self, request: Request) -> None:
-        prompt, limit = request.prompt_token_ids, self.config.max_context
-        if not prompt:
-            raise ValueError("prompt_token_ids must not be empty: give at least one token")
-        wrong = next((t for t in prompt if not 0 <= t < self.vocab_size), None)
-        if wrong is not None:
-            raise ValueError(f"prompt_token_ids must lie in 0 ... {self.vocab_size - 1}, got {wrong}")
-        if request.max_tokens < 1:
-            raise ValueError(f"max_tokens must be >= 1, got {request.max_tokens}")
-        biased = next((t for t, _ in request.sampling.logit_bias if not 0 <= t < self.vocab_size), None)
-        if biased is not None:
-            raise ValueError(f"logit_bias: token ids lie in 0 ... {self.vocab_size - 1}, got {biased}")
-        if request.tree_budget == AUTO:
-            if self.drafter and not self.auto:
-                raise ValueError('tree_budget "auto" needs measured costs: start_auto(engine, ...) first, or give an integer')
-        elif isinstance(request.tree_budget, str):
-            raise ValueError(f'tree_budget must be an integer or "auto", got {request.tree_budget!r}')
-        elif request.tree_budget < 0:
-            raise ValueError(f"tree_budget must be >= 0, got {request.tree_budget}")
-        if len(prompt) + request.max_tokens > limit:
-            raise ValueError(
-                f"prompt of {len(prompt)} tokens and max_tokens {request.max_tokens} exceed the context of {limit} "
-                "tokens: shorten the prompt or lower max_tokens"
-            )
+    def _expire(self) -> list[Emission]:
+        """End what has waited, or run, for longer than it may."""
+        config, emissions = self.config, []
+        if not (config.request_timeout_s or config.queue_timeout_s):
+            return emissions
+        now = time.perf_counter()
+        for sequence in [*self.scheduler.waiting, *self.scheduler.running]:
+            age = now - sequence.submitted_at
+            queued = sequence in self.scheduler.waiting and not sequence.stats.preemptions
+            if queued and config.queue_timeout_s and age > config.queue_timeout_s:
+                error = f"the request waited for {age:.1f} s, the limit is {config.queue_timeout_s:g} s: try again later"
+                emissions.append(self._end(sequence, error, "queue_timeout"))
+            elif config.request_timeout_s and age > config.request_timeout_s:
+                error = f"the request took {age:.1f} s, the limit is {config.request_timeout_s:g} s: ask for fewer tokens"
+                emissions.append(self._end(sequence, error, "timeout"))
+        return emissions
 
-    def _effective_budget(self, request: Request) -> tuple[TreeBudget, str | None]:
-        """The budget in force, and why it is not what was asked for."""
-        limit = self.config.max_tree_budget
-        if not request.tree_budget:
-            return 0, None
-        if not self.drafter:
-            return 0, "no drafter is loaded"
-        if self.block_size == 1:
-            return 0, "the drafter's block size is 1: it drafts nothing"
-        if request.tree_budget == AUTO:
-            return AUTO, None
-        if request.tree_budget > limit:
-            return limit, f"tree_budget {request.tree_budget} was clamped to this server's maximum, {limit}"
-        return request.tree_budget, None
-
-    def _contained(self, sequences: list[Sequence], work) -> list[Emission]:
-        """A fault takes only the requests that it happened in."""
+    def _contained(self, sequence: Sequence, work) -> list[Emission]:
+        """A fault takes only the request that it happened in."""
         try:
-            return work()
+            return work(sequence)
         except Exception as error:
-            log.exception("requests %s failed", [sequence.request_id for sequence in sequences])
-            for sequence in sequences:
-                self._leave(sequence)
-            message = f"{type(error).__name__}: {error}"
-            return [Emission(s.request_id, (), "error", error=message, stats=s.stats) for s in sequences]
+            return [self._fail(sequence, error)]
+
+    def _fail(self, sequence: Sequence, error: Exception) -> Emission:
+        log.error("request %d failed", sequence.request_id, exc_info=error)
+        return self._end(sequence, f"{type(error).__name__}: {error}")
+
+    def _end(self, sequence: Sequence, error: str, code: str | None = None) -> Emission:
+        self._leave(sequence)
+        return Emission(sequence.request_id, (), "error", error=error, error_code=code, stats=sequence.stats)
 
     def _open(self, sequence: Sequence) -> list[Emission]:
-        self.target.open(sequence)
-        if sequence.tree_budget:
-            self.drafter.open(sequence)
-        if sequence.stats.tree_budget == AUTO:
+        try:
+            self.target.open(sequence)
+            if sequence.stats.tree_budget:
+                self.drafter.open(sequence)
+        except MemoryError:
+            if self.num_running == 1:
+                raise
+            self._close(sequence)
+            self.scheduler.remove(sequence)
+            self.scheduler.queue(sequence)
+            return []
+        if sequence.stats.tree_budget == AUTO and sequence.auto is None:
             self.auto.open(sequence)
-        return self._prefill(sequence)
+        self._reserve([sequence])
+        return []
 
-    def _prefill(self, sequence: Sequence) -> list[Emission]:
+    def _close(self, sequence: Sequence) -> None:
+        """Drop what its tokens have become; they stay, and can be computed again."""
+        self.target.close(sequence)
+        if self.drafter:
+            self.drafter.close(sequence)
+        sequence.num_prefilled, sequence.prefilling, sequence.boundaries = 0, True, []
+
+    def _reserve(self, sequences: SequenceOf[Sequence]) -> None:
+        """Buffers as large as the pages that the sequences hold."""
+        if self.memory is None:
+            return
+        for sequence in sequences:
+            for state in (sequence.target_state, sequence.drafter_state):
+                if hasattr(state, "reserve"):
+                    state.reserve(self.memory.rows_held(sequence))
+
+    def _prefill_chunk(self) -> list[Emission]:
+        """As many prompt tokens as a step may take: of one sequence, and of others that come to their end with it."""
+        left, emissions = self.scheduler.chunk_tokens(), []
+        for place, sequence in enumerate(self.scheduler.prefill_line()):
+            if place and len(sequence.prefill_ids) - sequence.num_prefilled > left:
+                break
+            while sequence.prefilling and sequence in self.scheduler.running and left > 0:
+                before = sequence.num_prefilled
+                emissions += self._contained(sequence, lambda s=sequence, most=left: self._prefill(s, most))
+                left -= max(sequence.num_prefilled - before, 1)
+        return emissions
+
+    def _prefill(self, sequence: Sequence, most: int) -> list[Emission]:
         started = time.perf_counter()
-        prompt, first = sequence.request.prompt_token_ids, sequence.num_prefilled
-        chunk = list(prompt[first : first + self.config.prefill_chunk])
-        last = first + len(chunk) == len(prompt)
-        features, token_id = self.target.prefill(sequence, chunk, last)
+        if not sequence.num_prefilled:
+            recall(self.prefix, sequence, self.config.snapshot_every)
+        ids, first = sequence.prefill_ids, sequence.num_prefilled
+        stop = min([first + most, len(ids), *(b for b in sequence.boundaries if b > first)])
+        chunk, resumed = list(ids[first:stop]), sequence.num_emitted > 0
+        features, token_id = self.target.prefill(sequence, chunk, stop == len(ids) and not resumed)
         if sequence.drafts:
             self.drafter.absorb(sequence, features)
-        sequence.num_prefilled += len(chunk)
-        stats = sequence.stats
-        stats.prefill_s += time.perf_counter() - started
-        if not last:
+        sequence.num_prefilled = stop
+        remember_prefilled(self.prefix, sequence)
+        stats, seconds = sequence.stats, time.perf_counter() - started
+        stats.prefill_s += seconds
+        self.scheduler.note_prefill(len(chunk), seconds)
+        if stop < len(ids):
+            return []
+        sequence.prefilling = False
+        if resumed:
             return []
         stats.ttft_s = time.perf_counter() - sequence.submitted_at
         finish = scan([token_id], sequence.request, num_before=0)
@@ -197,18 +255,30 @@ class Engine:
         return [self._emit(sequence, (token_id,), finish)]
 
     def _decode(self) -> list[Emission]:
-        clock, sequences = StageClock(), list(self._running)
-        started = time.perf_counter()
-        rounds = self._rounds(sequences, clock)
-        elapsed = time.perf_counter() - started
-        emissions = []
-        for sequence, each in rounds:
-            record(sequence, each, clock, elapsed)
-            trace = traced(sequence, each, clock, elapsed) if sequence.request.trace else None
-            emission = self._emit(sequence, tuple(each.kept.token_ids.tolist()), each.finish, trace)
-            count = RoundCount(each.tree.num_drafted, each.acceptance.acceptance_length)
-            emissions.append(replace(emission, round=count))
+        """One round of everything that has a root; of those whose last round failed, each by itself."""
+        room = self.scheduler.make_room(self._close)
+        sequences, emissions = self.scheduler.decoding, []
+        self._reserve(sequences)
+        with limited(sequences, room):
+            for group in [[s] for s in sequences if s.suspect] + [[s for s in sequences if not s.suspect]]:
+                emissions += self._round(group) if group else []
         return emissions
+
+    def _round(self, sequences: list[Sequence]) -> list[Emission]:
+        clock, started, failure = StageClock(), time.perf_counter(), None
+        again = sequences[0].suspect  # then it is alone
+        try:
+            rounds = self._rounds(sequences, clock)
+        except CommitFailed as error:
+            # What was accepted is decided, and watchers have read it: keep it, and compute the caches again.
+            failure, rounds = error, list(zip(sequences, error.rounds, strict=True))
+        except Exception as error:
+            failure, rounds = error, []
+        elapsed, emissions = time.perf_counter() - started, []
+        for sequence, each in rounds:
+            emissions.append(self._conclude(sequence, each, clock, elapsed))
+        left = [sequence for sequence in sequences if sequence in self.scheduler.running]
+        return emissions + (self._contain(left, failure, again) if failure else [])
 
     def _rounds(self, sequences: list[Sequence], clock: StageClock) -> list[tuple[Sequence, Round]]:
         """One round of each, on the device alone where nothing of it needs the host (there one stage, verify)."""
@@ -218,12 +288,42 @@ class Engine:
                 return device.run(sequences)
         return list(zip(sequences, decode_round(self.drafter, self.target, sequences, clock, self.auto), strict=True))
 
+    def _conclude(self, sequence: Sequence, each: Round, clock: StageClock, elapsed: float) -> Emission:
+        """Book and emit what a round brought."""
+        if each.fault is not None:
+            return self._fail(sequence, each.fault)
+        sequence.suspect = False
+        record(sequence, each, clock, elapsed)
+        trace = traced(sequence, each, clock, elapsed) if sequence.request.trace else None
+        return self._emit(sequence, tuple(each.kept.token_ids.tolist()), each.finish, trace)
+
+    def _contain(self, sequences: list[Sequence], error: Exception, again: bool) -> list[Emission]:
+        """A round of these failed. Alone, a sequence ends; of several nobody knows whose fault it was, so all are computed
+        again from their tokens, and the next round of each is its own. Too little memory asks for smaller trees first."""
+        num_rows = sum(1 + sequence.tree_budget for sequence in sequences)
+        smaller = is_out_of_memory(error) and num_rows > len(sequences)
+        if smaller:
+            self.scheduler.note_out_of_memory(num_rows, len(sequences))
+        # A commit that fails leaves emitted tokens behind, so that one may be tried again without repeating itself.
+        if len(sequences) == 1 and not smaller and (again or not isinstance(error, CommitFailed)):
+            return [self._fail(sequences[0], error)]
+        log.error("a round of requests %s failed", [s.request_id for s in sequences], exc_info=error)
+        if self.device_rounds is not None:
+            self.device_rounds.drain()
+        emissions = []
+        for sequence in sequences:
+            self._close(sequence)
+            sequence.suspect = True
+            emissions += self._contained(sequence, self._open)
+        return emissions
+
     def _emit(
         self, sequence: Sequence, token_ids: tuple[int, ...], finish: Finish | None, trace: RoundTrace | None = None
     ) -> Emission:
         logprobs, sequence.logprobs = tuple(sequence.logprobs), []
         if finish is None:
             return Emission(sequence.request_id, token_ids, logprobs=logprobs, trace=trace)
+        remember(self.prefix, sequence, self.drafter)
         self._leave(sequence)
         return Emission(
             sequence.request_id,
@@ -236,38 +336,6 @@ class Engine:
         )
 
     def _leave(self, sequence: Sequence) -> None:
-        if sequence in self._waiting:
-            self._waiting.remove(sequence)
-        if sequence in self._running:
-            self._running.remove(sequence)
-            self.target.close(sequence)
-            if self.drafter:
-                self.drafter.close(sequence)
-
-
-def record(sequence: Sequence, each: Round, clock: StageClock, elapsed: float) -> None:
-    """Book one round in the request's stats. Stage times are those of the whole round, shared or not."""
-    stats = sequence.stats
-    stats.decode_rounds += 1
-    stats.plain_rounds += each.tree.num_drafted == 0
-    stats.nodes_verified += each.tree.num_drafted
-    if sequence.auto is not None and each.tree.num_drafted:
-        stats.mode = "chain" if stats.mode != "ddtree" and each.tree.is_chain else "ddtree"
-    stats.acceptance_histogram[each.acceptance.acceptance_length] += 1
-    stats.trimmed_tokens += each.acceptance.acceptance_length - each.kept.acceptance_length
-    stats.output_tokens += each.kept.acceptance_length
-    stats.decode_s += elapsed
-    for stage, seconds in clock.seconds.items():
-        name = f"{stage}_s"
-        setattr(stats, name, getattr(stats, name) + seconds)
-    wanted = sequence.drafts and sequence.tree_budget > 0
-    if wanted and each.tree.num_drafted == 0 and each.finish is None and stats.reason is None:
-        stats.reason = "past the drafter's own context limit: plain decoding took over"
-
-
-def traced(sequence: Sequence, each: Round, clock: StageClock, elapsed: float) -> RoundTrace:
-    """The round as a trace, once it is booked and committed."""
-    context_length = sequence.context_length - each.kept.acceptance_length
-    return RoundTrace(
-        sequence.stats.decode_rounds, context_length, each.tree, each.acceptance, dict(clock.seconds), elapsed
-    )
+        if sequence in self.scheduler.running:
+            self._close(sequence)
+        self.scheduler.remove(sequence)

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from ddtree.engine.request import Request, RequestStats
+from ddtree.engine.request import AUTO, Request, RequestStats
 from ddtree.sampling.adjust import LogitAdjuster
 from ddtree.sampling.logprobs import TokenLogprob
 from ddtree.sampling.noise import gumbel_noise, noise_key
 from ddtree.tree.draft_tree import DraftTree
 
+GUESSED_NODES = 32  # of a tree under "auto", before anything is known of it
 BUILT_PER_KEPT = 4  # nodes under a grammar; building one costs microseconds, verifying one far more
 
 
@@ -53,7 +54,11 @@ class Sequence:
     drafter_state: Any = None  # owned by the drafter; None when it never drafts
     pending_features: list[torch.Tensor] = field(default_factory=list)  # of plain rounds, not yet absorbed
     auto: Any = None  # owned by the auto budget; None with a pinned one
-    num_prefilled: int = 0
+    num_prefilled: int = 0  # of `prefill_ids`, committed
+    prefilling: bool = True
+    boundaries: list[int] = field(default_factory=list)  # where its prefill stops to remember a hybrid's state, ascending
+    pages: list[int] = field(default_factory=list)  # of the engine's account (engine.memory)
+    suspect: bool = False  # a round that it took part in failed: the next one is its own
     stats: RequestStats = field(default_factory=RequestStats)
     submitted_at: float = field(default_factory=time.perf_counter)
 
@@ -110,6 +115,20 @@ class Sequence:
         self.adjuster.follow(self.token_ids)
         if self.request.grammar is not None:
             self.request.grammar.follow(self.token_ids[len(self.request.prompt_token_ids) :])
+
+    @property
+    def prefill_ids(self) -> list[int]:
+        """What prefill has to commit: the prompt, or all but the last of what a preempted sequence had."""
+        return self.token_ids[:-1] if self.num_emitted else self.token_ids
+
+    @property
+    def most_nodes(self) -> int:
+        """Drafted nodes that its next round may verify."""
+        if not self.stats.tree_budget:
+            return 0
+        if self.auto is not None:
+            return self.auto.wanted
+        return min(self.tree_budget, GUESSED_NODES) if self.stats.tree_budget == AUTO else self.tree_budget
 
     @property
     def root_token(self) -> int:

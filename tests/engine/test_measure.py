@@ -28,7 +28,7 @@ class NodeClock:
         self.now, step = 0.0, engine.step
 
         def timed_step():
-            self.now += 1 + 0.1 * sum(sequence.tree_budget for sequence in engine._running)
+            self.now += 1 + 0.1 * sum(sequence.tree_budget for sequence in engine.scheduler.running)
             return step()
 
         engine.step = timed_step

@@ -1,0 +1,49 @@
+"""What a cache can be begun with again: rows of committed tokens, and the state after one of them.
+
+Letters: n rows, D head dim. Rows may be cut anywhere; a state belongs to one token and cannot be cut back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class CacheSize:
+    """Bytes of device memory."""
+
+    row_bytes: int  # of one token, committed or staged
+    state_bytes: int  # of one sequence, whatever its context
+
+    def __add__(self, other: CacheSize) -> CacheSize:
+        return CacheSize(self.row_bytes + other.row_bytes, self.state_bytes + other.state_bytes)
+
+
+@dataclass(frozen=True, eq=False)
+class SavedRows:
+    """Copies of the rows of consecutive tokens, per layer; [.., n, D] each."""
+
+    num_rows: int
+    layers: tuple[tuple[torch.Tensor, ...], ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.nbytes for layer in self.layers for tensor in layer)
+
+    def part(self, start: int, stop: int) -> SavedRows:
+        """Copies of some of them, so that the others' memory can be freed."""
+        cut = tuple(tuple(tensor[..., start:stop, :].clone() for tensor in layer) for layer in self.layers)
+        return SavedRows(stop - start, cut)
+
+
+@dataclass(frozen=True, eq=False)
+class SavedState:
+    """Copies of the layers' states after one token; () for a layer that keeps rows instead."""
+
+    layers: tuple[tuple[torch.Tensor, ...], ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.nbytes for layer in self.layers for tensor in layer)

@@ -1,0 +1,49 @@
+"""Which requests an engine takes, and which tree budget is in force for them."""
+
+from __future__ import annotations
+
+from ddtree.engine.config import EngineConfig
+from ddtree.engine.request import AUTO, Request, TreeBudget
+
+
+def check(request: Request, config: EngineConfig, vocab_size: int, has_auto: bool) -> None:
+    """ValueError, naming field, value and remedy, for what cannot run. `has_auto`: whether budget "auto" can be served."""
+    prompt, limit = request.prompt_token_ids, config.max_context
+    if not prompt:
+        raise ValueError("prompt_token_ids must not be empty: give at least one token")
+    wrong = next((t for t in prompt if not 0 <= t < vocab_size), None)
+    if wrong is not None:
+        raise ValueError(f"prompt_token_ids must lie in 0 ... {vocab_size - 1}, got {wrong}")
+    if request.max_tokens < 1:
+        raise ValueError(f"max_tokens must be >= 1, got {request.max_tokens}")
+    biased = next((t for t, _ in request.sampling.logit_bias if not 0 <= t < vocab_size), None)
+    if biased is not None:
+        raise ValueError(f"logit_bias: token ids lie in 0 ... {vocab_size - 1}, got {biased}")
+    if request.tree_budget == AUTO:
+        if not has_auto:
+            raise ValueError('tree_budget "auto" needs measured costs: start_auto(engine, ...) first, or give an integer')
+    elif isinstance(request.tree_budget, str):
+        raise ValueError(f'tree_budget must be an integer or "auto", got {request.tree_budget!r}')
+    elif request.tree_budget < 0:
+        raise ValueError(f"tree_budget must be >= 0, got {request.tree_budget}")
+    if len(prompt) + request.max_tokens > limit:
+        raise ValueError(
+            f"prompt of {len(prompt)} tokens and max_tokens {request.max_tokens} exceed the context of {limit} "
+            "tokens: shorten the prompt or lower max_tokens"
+        )
+
+
+def effective_budget(request: Request, config: EngineConfig, block_size: int | None) -> tuple[TreeBudget, str | None]:
+    """The budget in force, and why it is not what was asked for. `block_size` is None without a drafter."""
+    limit = config.max_tree_budget
+    if not request.tree_budget:
+        return 0, None
+    if block_size is None:
+        return 0, "no drafter is loaded"
+    if block_size == 1:
+        return 0, "the drafter's block size is 1: it drafts nothing"
+    if request.tree_budget == AUTO:
+        return AUTO, None
+    if request.tree_budget > limit:
+        return limit, f"tree_budget {request.tree_budget} was clamped to this server's maximum, {limit}"
+    return request.tree_budget, None
