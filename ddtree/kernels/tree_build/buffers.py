@@ -5,9 +5,46 @@ Letters: B sequences, R packed rows, N most rows of one sequence, D most depths.
 
 from __future__ import annotations
 
+from functools import cached_property
+from typing import NamedTuple
+
 import torch
 
 MAX_BUDGET, MAX_DEPTHS = 1024, 31
+NO_PARENT = 0x7FFF
+
+
+class Scratch(NamedTuple):
+    """The build kernel's memory, in the order of its arguments. Nodes of level d begin at d * block."""
+
+    pairs: torch.Tensor  # [PAIRS] int32, parent << 16 | rank
+    node_costs: torch.Tensor
+    node_parents: torch.Tensor  # index in the level above
+    node_ranks: torch.Tensor
+    node_lexes: torch.Tensor  # place in the level by rank tuple
+    kid_costs: torch.Tensor
+    kid_keys: torch.Tensor
+    kid_pairs: torch.Tensor
+    bests: torch.Tensor
+    alive_costs: torch.Tensor
+    alive_nodes: torch.Tensor
+    places: torch.Tensor
+    new_indices: torch.Tensor
+    lex_paths: torch.Tensor
+
+
+def pair_table(max_budget: int) -> torch.Tensor:
+    """[a power of two] int32 `parent << 16 | rank`: the pairs with (parent + 1)(rank + 1) <= max_budget, row by row.
+
+    Child r of the i-th best parent is preceded by the children r' <= r of all parents i' <= i, so no other pair can be
+    among the best. The rest of the table holds parents that no level has.
+    """
+    pairs = [
+        parent << 16 | rank for parent in range(max_budget) for rank in range(max_budget // (parent + 1))
+    ]
+    table = torch.full((1 << max(len(pairs) - 1, 15).bit_length(),), NO_PARENT << 16, dtype=torch.int32)
+    table[: len(pairs)] = torch.tensor(pairs, dtype=torch.int32)
+    return table
 
 
 class TreeBuffers:
@@ -15,8 +52,8 @@ class TreeBuffers:
 
     `starts` [B + 1] int32 is given, not written: sequence b owns rows starts[b] to starts[b + 1] - 1. It begins evenly
     spaced, 1 + max_budget rows a sequence; rows chosen otherwise (at least 1 + budget each) may be copied into it. The
-    first `counts[b]` of a sequence's rows are its nodes. The others, and the rows from starts[B] on, are padding: token
-    0, parent -1, depth 0, row slot -1, seeing nothing but themselves. Raises ValueError for sizes out of range.
+    first `counts[b]` of a sequence's rows are its nodes. The others are padding: token 0, parent -1, depth 0,
+    row slot -1, seeing themselves alone; so are the rows from starts[B] on, which see nothing. Raises ValueError for sizes out of range.
     """
 
     def __init__(
@@ -48,10 +85,35 @@ class TreeBuffers:
         self.starts = torch.arange(num_sequences + 1, dtype=torch.int32, device=self.device) * self.rows_each
         self.starts.clamp_(max=rows)
         self.counts = self._zeros(num_sequences)  # nodes of each tree, root included
-        self.scratch: dict[str, torch.Tensor] = {}  # the kernel's own, by name
+        if self.device.type == "cuda":
+            _ = self.scratch  # now: a graph under capture could not make its table
 
     def _zeros(self, *shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype, device=self.device)
+
+    @cached_property
+    def scratch(self) -> Scratch:
+        """What the kernel keeps between its steps."""
+        sequences, levels = self.num_sequences, 1 + self.max_depths
+        block = 1 << max(self.max_budget - 1, 0).bit_length()
+        pairs = pair_table(self.max_budget)
+        nodes = (sequences, levels * block)
+        return Scratch(
+            pairs=pairs.to(self.device),
+            node_costs=self._zeros(*nodes, dtype=torch.int64),
+            node_parents=self._zeros(*nodes),
+            node_ranks=self._zeros(*nodes),
+            node_lexes=self._zeros(*nodes),
+            kid_costs=self._zeros(sequences, len(pairs), dtype=torch.int64),
+            kid_keys=self._zeros(sequences, len(pairs)),
+            kid_pairs=self._zeros(sequences, len(pairs)),
+            bests=self._zeros(sequences, block, dtype=torch.int64),
+            alive_costs=self._zeros(*nodes, dtype=torch.int64),
+            alive_nodes=self._zeros(*nodes),
+            places=self._zeros(*nodes),
+            new_indices=self._zeros(*nodes),
+            lex_paths=self._zeros(*nodes, levels, dtype=torch.int16),
+        )
 
     @property
     def num_sequences(self) -> int:

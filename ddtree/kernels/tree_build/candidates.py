@@ -11,7 +11,7 @@ import torch
 
 from ddtree.kernels.sample import rank_scores_pooled
 from ddtree.kernels.tree_build.buffers import MAX_BUDGET
-from ddtree.kernels.tree_build.reference import top_candidates_reference
+from ddtree.kernels.tree_build.reference import normalised, top_candidates_reference
 
 
 def top_candidates_pooled(
@@ -26,7 +26,8 @@ def top_candidates_pooled(
 
     `logits` [R, V] bf16, fp16 or fp32; the log-softmax is taken over all of V, in fp32. Equal log-probabilities go to the
     lowest id, also at the cut. With `temperatures` [R] float32 and `streams` [R] int64, rows of temperature > 0 are
-    ranked with the request's own noise (`rank_scores_pooled`). NaN counts as -inf.
+    ranked with the request's own noise (`rank_scores_pooled`). NaN counts as -inf; a place that only a token of -inf
+    is left for gets id 0 and -inf.
 
     A CUDA tensor goes to the Triton kernels, or to torch.topk over unique keys where `method` says so; any other to
     the twin. Raises ValueError unless 1 <= num <= min(V, 1024).
@@ -46,12 +47,12 @@ def top_candidates_pooled(
 
 def top_candidates_topk(logits: torch.Tensor, num: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The same by torch.topk, whose order among equals is not defined: so over keys that are all different."""
-    scores = logits.float()
-    log_probs = scores.masked_fill_(scores.isnan(), -torch.inf).log_softmax(dim=-1)
+    log_probs = normalised(logits)
     bits = (log_probs + 0.0).view(torch.int32)  # + 0.0: -0.0 and 0.0 are equal
     order = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # rises with the float
     ids = torch.arange(logits.shape[-1], device=logits.device)
     keys = order.long() * 2**32 + (2**31 - 1 - ids)
     best = keys.topk(num, dim=-1).values
     token_ids = 2**31 - 1 - (best & 0xFFFFFFFF)
-    return token_ids, log_probs.gather(1, token_ids)
+    log_probs = log_probs.gather(1, token_ids)
+    return token_ids.masked_fill_(log_probs == -torch.inf, 0), log_probs

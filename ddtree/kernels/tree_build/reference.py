@@ -98,6 +98,14 @@ def _best_prefixes(costs: list[list[int]], budget: int) -> list[tuple[int, tuple
 
 def top_candidates_reference(scores: torch.Tensor, num: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The best `num` of each row of `scores` [R, V]: ids [R, num] int64, log-probabilities [R, num] float32."""
-    log_probs = torch.nan_to_num(scores.float(), nan=-math.inf, posinf=math.inf, neginf=-math.inf).log_softmax(dim=-1)
+    log_probs = normalised(scores)
     best = log_probs.sort(dim=-1, descending=True, stable=True)
-    return best.indices[:, :num].contiguous(), best.values[:, :num].contiguous()
+    token_ids, log_probs = best.indices[:, :num], best.values[:, :num].contiguous()
+    return token_ids.masked_fill(log_probs == -math.inf, 0), log_probs
+
+
+def normalised(scores: torch.Tensor) -> torch.Tensor:
+    """Log-softmax of each row in fp32; NaN counts as -inf, also in a row that has nothing else."""
+    scores = scores.float()
+    scores = scores.masked_fill(scores.isnan(), -math.inf)
+    return scores.log_softmax(dim=-1).masked_fill_(scores == -math.inf, -math.inf)

@@ -1,0 +1,200 @@
+"""Drawing in Triton: raw maxima per tile, approximate perturbed maxima per tile, exact noise only where it can matter.
+
+Exact noise takes two fp64 logarithms a token, which a card without fp64 units pays for. So every token first gets fp32
+noise, good to APPROXIMATE, and only tiles within MARGIN of a row's best are computed again in fp64: almost always one.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+TILE = 4096
+GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
+LEAST_TEMPERATURE = tl.constexpr(1e-30)
+MARGIN = tl.constexpr(1e-3)  # the fp32 noise is 50 times closer
+RANK_LOGITS, RANK_NOISE = tl.constexpr(0.8), tl.constexpr(0.67)
+
+
+@triton.jit
+def _mix(state):
+    """SplitMix64's finaliser of uint64 states."""
+    state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9
+    state = (state ^ (state >> 27)) * 0x94D049BB133111EB
+    return state ^ (state >> 31)
+
+
+@triton.jit
+def _bits(stream, ids):
+    """The 52 random bits of each token id, int64."""
+    counters = (ids + 1).to(tl.uint64) * GOLDEN
+    return (_mix(counters + stream) >> 12).to(tl.int64)
+
+
+@triton.jit
+def _gumbel(bits):
+    complements = bits.to(tl.float64) * -(2.0**-52) + (1 - 2.0**-53)
+    return (-tl.log(-tl.log(complements))).to(tl.float32)
+
+
+@triton.jit
+def _gumbel_approximate(bits):
+    """The same in fp32: from u where that is small, from 1 - u elsewhere, so that neither loses its digits."""
+    uniform = bits.to(tl.float32) * (2.0**-52) + 2.0**-53
+    complement = (4503599627370495 - bits).to(tl.float32) * (2.0**-52) + 2.0**-53
+    series = uniform * (1 + uniform * (0.5 + uniform * (0.33333334 + uniform * 0.25)))
+    return -tl.log(tl.where(uniform < 0.03125, series, -tl.log(complement)))
+
+
+@triton.jit
+def _load_logits(logits, row, ids, vocab_size, stride):
+    x = tl.load(logits + row.to(tl.int64) * stride + ids, mask=ids < vocab_size, other=float("-inf")).to(tl.float32)
+    return tl.where(x == x, x, float("-inf"))
+
+
+@triton.jit
+def _row_maximum(maxima, row, num_tiles, TILES: tl.constexpr):
+    tiles = tl.arange(0, TILES)
+    return tl.max(tl.load(maxima + row * num_tiles + tiles, mask=tiles < num_tiles, other=float("-inf")), axis=0)
+
+
+@triton.jit
+def _scaled(x, maximum, temperature):
+    return tl.div_rn(x - maximum, tl.zeros_like(x) + tl.maximum(temperature, LEAST_TEMPERATURE))
+
+
+@triton.jit
+def _streams_kernel(keys, positions, streams, num_rows, ROWS: tl.constexpr):
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    mask = rows < num_rows
+    key = tl.load(keys + rows, mask=mask, other=0).to(tl.uint64)
+    position = tl.load(positions + rows, mask=mask, other=0).to(tl.int64).to(tl.uint64)
+    tl.store(streams + rows, _mix(key + _mix(position + GOLDEN) + GOLDEN).to(tl.int64), mask=mask)
+
+
+@triton.jit
+def _maxima_kernel(logits, maxima, places, vocab_size, stride, num_tiles, TILE: tl.constexpr):
+    """Each tile's largest logit and the lowest id that has it."""
+    row, tile = tl.program_id(0), tl.program_id(1)
+    ids = tile * TILE + tl.arange(0, TILE)
+    x = _load_logits(logits, row, ids, vocab_size, stride)
+    best = tl.max(x, axis=0)
+    tl.store(maxima + row * num_tiles + tile, best)
+    tl.store(places + row * num_tiles + tile, tl.min(tl.where(x == best, ids, vocab_size - 1), axis=0))
+
+
+@triton.jit
+def _perturbed_kernel(
+    logits, maxima, temperatures, streams, perturbed, vocab_size, stride, num_tiles, TILE: tl.constexpr, TILES: tl.constexpr
+):
+    """Each tile's largest perturbed score, with approximate noise; greedy rows do nothing."""
+    row, tile = tl.program_id(0), tl.program_id(1)
+    temperature = tl.load(temperatures + row)
+    if temperature > 0:
+        ids = tile * TILE + tl.arange(0, TILE)
+        x = _load_logits(logits, row, ids, vocab_size, stride)
+        scaled = _scaled(x, _row_maximum(maxima, row, num_tiles, TILES), temperature)
+        noise = _gumbel_approximate(_bits(tl.load(streams + row).to(tl.uint64), ids))
+        scores = tl.where(x > float("-inf"), scaled + noise, float("-inf"))
+        tl.store(perturbed + row * num_tiles + tile, tl.max(scores, axis=0))
+
+
+@triton.jit
+def _choose_kernel(
+    logits, maxima, places, perturbed, temperatures, streams, chosen, vocab_size, stride, num_tiles,
+    TILE: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
+    """One row's token: the first tile's place among equals, or the exact draw from the tiles that may hold it."""
+    row = tl.program_id(0)
+    temperature = tl.load(temperatures + row)
+    tiles = tl.arange(0, TILES)
+    mask = tiles < num_tiles
+    tile_maxima = tl.load(maxima + row * num_tiles + tiles, mask=mask, other=float("-inf"))
+    maximum = tl.max(tile_maxima, axis=0)
+    token = tl.zeros([], tl.int32)
+    if temperature > 0:
+        approximate = tl.load(perturbed + row * num_tiles + tiles, mask=mask, other=float("-inf"))
+        open_tiles = mask & (approximate >= tl.max(approximate, axis=0) - MARGIN)
+        stream = tl.load(streams + row).to(tl.uint64)
+        best = tl.zeros([], tl.float32) + float("-inf")
+        tile = tl.min(tl.where(open_tiles, tiles, TILES), axis=0)
+        while tile < TILES:
+            ids = tile * TILE + tl.arange(0, TILE)
+            x = _load_logits(logits, row, ids, vocab_size, stride)
+            scores = _scaled(x, maximum, temperature) + _gumbel(_bits(stream, ids))
+            scores = tl.where(x > float("-inf"), scores, float("-inf"))
+            tile_best = tl.max(scores, axis=0)
+            place = tl.min(tl.where(scores == tile_best, ids, vocab_size - 1), axis=0)
+            # Tiles come in rising order, so an equal score never wins.
+            token = tl.where(tile_best > best, place, token)
+            best = tl.maximum(best, tile_best)
+            tile = tl.min(tl.where(open_tiles & (tiles > tile), tiles, TILES), axis=0)
+    else:
+        tile_places = tl.load(places + row * num_tiles + tiles, mask=mask, other=0)
+        token = tl.min(tl.where(mask & (tile_maxima == maximum), tile_places, vocab_size - 1), axis=0)
+    tl.store(chosen + row, token.to(tl.int64))
+
+
+@triton.jit
+def _rank_kernel(
+    logits, maxima, temperatures, streams, scores, vocab_size, stride, num_tiles, TILE: tl.constexpr, TILES: tl.constexpr
+):
+    row, tile = tl.program_id(0), tl.program_id(1)
+    temperature = tl.load(temperatures + row)
+    ids = tile * TILE + tl.arange(0, TILE)
+    x = _load_logits(logits, row, ids, vocab_size, stride)
+    if temperature > 0:
+        scaled = _scaled(x, _row_maximum(maxima, row, num_tiles, TILES), temperature)
+        noise = _gumbel_approximate(_bits(tl.load(streams + row).to(tl.uint64), ids))
+        noisy = (scaled * (RANK_LOGITS / RANK_NOISE) + noise) * RANK_NOISE
+        x = tl.where(x > float("-inf"), noisy, float("-inf"))
+    tl.store(scores + row.to(tl.int64) * vocab_size + ids, x, mask=ids < vocab_size)
+
+
+def streams_pooled_triton(keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    streams = torch.empty_like(keys, memory_format=torch.contiguous_format)
+    if len(keys):
+        rows = 128
+        grid = (triton.cdiv(len(keys), rows),)
+        _streams_kernel[grid](keys.contiguous(), positions.contiguous(), streams, len(keys), ROWS=rows)
+    return streams
+
+
+def choose_pooled_triton(logits: torch.Tensor, temperatures: torch.Tensor, streams: torch.Tensor) -> torch.Tensor:
+    (num_rows, vocab_size), device = logits.shape, logits.device
+    chosen = torch.empty(num_rows, dtype=torch.int64, device=device)
+    if not num_rows:
+        return chosen
+    logits, tiles, maxima, places = _maxima(logits)
+    perturbed = torch.empty_like(maxima)
+    shape = (vocab_size, logits.stride(0), tiles)
+    sizes = {"TILE": TILE, "TILES": triton.next_power_of_2(tiles)}
+    _perturbed_kernel[(num_rows, tiles)](logits, maxima, temperatures, streams, perturbed, *shape, **sizes, num_warps=8)
+    _choose_kernel[(num_rows,)](
+        logits, maxima, places, perturbed, temperatures, streams, chosen, *shape, **sizes, num_warps=8
+    )
+    return chosen
+
+
+def rank_scores_pooled_triton(
+    logits: torch.Tensor, temperatures: torch.Tensor, streams: torch.Tensor
+) -> torch.Tensor:
+    scores = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
+    if len(logits):
+        logits, tiles, maxima, _ = _maxima(logits)
+        grid, sizes = (len(logits), tiles), {"TILE": TILE, "TILES": triton.next_power_of_2(tiles)}
+        shape = (logits.shape[1], logits.stride(0), tiles)
+        _rank_kernel[grid](logits, maxima, temperatures, streams, scores, *shape, **sizes, num_warps=8)
+    return scores
+
+
+def _maxima(logits: torch.Tensor) -> tuple[torch.Tensor, int, torch.Tensor, torch.Tensor]:
+    """(logits with unit stride along V, tiles of a row, their maxima [R, tiles], the lowest ids of these)."""
+    logits = logits if logits.stride(1) == 1 else logits.contiguous()
+    num_rows, vocab_size = logits.shape
+    tiles = triton.cdiv(vocab_size, TILE)
+    maxima = torch.empty(num_rows, tiles, dtype=torch.float32, device=logits.device)
+    places = torch.empty(num_rows, tiles, dtype=torch.int32, device=logits.device)
+    _maxima_kernel[(num_rows, tiles)](logits, maxima, places, vocab_size, logits.stride(0), tiles, TILE=TILE, num_warps=8)
+    return logits, tiles, maxima, places
