@@ -7,6 +7,7 @@ else that the host does with them: the device waits for a look at a few integers
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -17,6 +18,9 @@ from ddtree.engine.pooled_state import PooledState
 from ddtree.engine.sequence import Sequence
 from ddtree.tree.draft_tree import DraftTree
 
+if TYPE_CHECKING:
+    from ddtree.engine.device_auto import DeviceAuto
+
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # numbers of sequences that a round is captured for
 BUDGETS = (0, 2, 4, 7, 15, 31, 47, 63, 79, 95, 127, 159, 191, 255, 383, 511, 767, 1024)  # and tree budgets
 
@@ -26,6 +30,7 @@ class DeviceRounds:
 
     def __init__(self, state: PooledState, *, graphs: bool = True, round_type: type[DeviceRound] = DeviceRound) -> None:
         self.state, self.graphs, self.round_type = state, graphs, round_type
+        self.auto: DeviceAuto | None = None  # plans the rounds of sequences that leave their budget to it
         self._rounds: dict[RoundShape, DeviceRound] = {}
         self._flying: tuple[DeviceRound, list[Sequence]] | None = None
 
@@ -41,11 +46,11 @@ class DeviceRounds:
         results = device_round.read()
         live = [(s, *result) for s, result in zip(flying, results, strict=False) if s in sequences]
         self._flying = None
+        if self.auto is not None:
+            self.auto.observe(live)
         again = len(live) == len(flying) == len(sequences) and self.takes(flying)
         if again and not any(may_end(s, acceptance.token_ids) for s, _, acceptance in live):
-            # Same sequences, same budgets: their state is on the device already.
-            device_round.relaunch()
-            self._flying = (device_round, flying)
+            self._launch_again(device_round, live)
         rounds = []
         for sequence, tree, acceptance in live:
             tree = DraftTree.root_only(sequence.root_token) if tree is None else tree
@@ -86,16 +91,34 @@ class DeviceRounds:
         return not sequence.drafts or limit is None or sequence.context_length + self.state.block_size < limit
 
     def _fits(self, sequences: SequenceOf[Sequence]) -> bool:
-        shape = self.shape_of(sequences)
-        return shape.num_sequences * shape.rows_each <= self.state.max_rows
+        pinned = [s for s in sequences if s.auto is None]  # the others are planned to fit
+        batch = bucket_of(len(sequences), BATCHES)
+        budget = bucket_of(max((s.tree_budget for s in pinned if s.drafts), default=0), BUDGETS)
+        return batch * (1 + budget) <= self.state.max_rows
+
+    def _launch_again(self, device_round: DeviceRound, live: list) -> None:
+        """The next round of the same sequences, whose tokens the host has not taken in yet."""
+        sequences, before = [s for s, _, _ in live], [s.tree_budget for s, _, _ in live]
+        if self.auto is not None:
+            self.auto.plan(sequences)
+        if before == [sequence.tree_budget for sequence in sequences]:
+            device_round.relaunch()  # all of their state is on the device already
+            self._flying = (device_round, sequences)
+        else:
+            self._upload(sequences, [acceptance.bonus_token for _, _, acceptance in live])
+
+    def _launch(self, sequences: list[Sequence]) -> None:
+        if self.auto is not None:
+            self.auto.plan(sequences)
+        self._upload(sequences, [sequence.root_token for sequence in sequences])
 
     @torch.inference_mode()
-    def _launch(self, sequences: list[Sequence]) -> None:
+    def _upload(self, sequences: list[Sequence], roots: list[int]) -> None:
         device_round = self.prepare(self.shape_of(sequences))
         slots = [sequence.target_state.slot for sequence in sequences]
         budgets = [sequence.tree_budget if sequence.drafts else 0 for sequence in sequences]
         depths = [min(budget, device_round.num_slots - 1) for budget in budgets]
-        device_round.launch(slots, [sequence.root_token for sequence in sequences], budgets, depths)
+        device_round.launch(slots, roots, budgets, depths)
         self._flying = (device_round, sequences)
 
 
@@ -106,7 +129,6 @@ def suits(sequence: Sequence) -> bool:
         sequence.adjuster is None
         and not request.sampling.filtered
         and request.num_logprobs is None
-        and sequence.auto is None
     )
 
 

@@ -20,6 +20,7 @@ from ddtree.budget.card import Card, acceptance_at
 from ddtree.budget.cost import MEASURED_WEIGHT, CostModel, Curve
 from ddtree.budget.store import CostStore
 from ddtree.engine.auto import AutoBudget
+from ddtree.engine.device_auto import DeviceAuto
 from ddtree.engine.engine import Engine
 from ddtree.engine.request import Request
 from ddtree.engine.sequence import Sequence
@@ -214,13 +215,18 @@ def still_holds(engine: Engine, cost: CostModel) -> bool:
 
 def start_auto(
     engine: Engine, card: Card, store: CostStore | None = None, names: dict[str, str] | None = None, limit_s: float = 8.0
-) -> AutoBudget:
+) -> AutoBudget | DeviceAuto:
     """Let the engine take requests of `tree_budget` "auto": with costs from the store if they still hold, else measured.
+    An engine over pools measures its captured rounds, each when it is first needed.
 
     Args:
         card: mean acceptance lengths, temperature -> budget -> length.
         names: what else tells one measurement from another, such as the files of the model.
     """
+    if engine.device_rounds is not None:
+        auto = DeviceAuto(engine.device_rounds, card, engine.block_size, engine.config.max_tree_budget)
+        engine.auto = engine.device_rounds.auto = auto
+        return auto
     facts = facts_of(engine) | (names or {})
     cost = store.load(facts) if store else None
     if cost is not None and not still_holds(engine, cost):

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 
 from ddtree.doctor.hybrid import VOCAB, random_hybrid
 from ddtree.engine.config import EngineConfig
+from ddtree.engine.device_auto import PROBE_EVERY, Belief, DeviceAuto, promises
+from ddtree.engine.measure import start_auto
 from ddtree.engine.pooled import pooled_engine
 from ddtree.engine.request import Request
+from ddtree.engine.sequence import Sequence
 from ddtree.sampling.params import SamplingParams
+from ddtree.tree.draft_tree import DraftTree
 
 BUDGETS = (0, 1, 2, 7, 15, 16, 32, 64, 128)
 GREEDY = SamplingParams()
@@ -104,3 +111,54 @@ def test_a_trace_shows_the_tree_that_the_device_built(engines):
         assert 1 < trace.tree.num_nodes <= 17
         path = trace.acceptance.path
         assert trace.tree.token_ids[path[1:]].tolist() == trace.acceptance.token_ids[:-1].tolist()
+
+
+def test_auto_emits_the_same_and_says_what_it_chose(engines):
+    plain, pooled = engines
+    auto = start_auto(pooled, {"0.0": {"16": 3.0, "64": 4.0}})
+    requests = [request(1, "auto", max_tokens=40), request(2, "auto", SAMPLED), request(3, 7), request(4, "auto", FILTERED)]
+    expected = [plain.generate(replace(each, tree_budget=0)).token_ids for each in requests]
+    assert run_together(pooled, requests) == expected
+    emission = pooled.generate(requests[0])
+    assert emission.token_ids == expected[0]
+    assert emission.stats.tree_budget == "auto"
+    assert emission.stats.predicted_s > 0
+    assert "tree budget: 0 " in auto.describe()
+
+
+@pytest.mark.parametrize(("accepted", "best"), [(0.0, 0), (0.5, 15), (1.0, 63)])
+def test_auto_takes_the_budget_of_most_tokens_per_second(accepted, best):
+    auto = DeviceAuto(None, {}, block_size=16, max_budget=127)
+    auto.costs[1, False] = np.array([1.0, 1.10, 1.12, 1.5, 1.6, 3.0])
+    promised = np.array([0.0, 1.5, 2.0, 2.5, 3.4, 4.0])
+    sequence = Sequence(0, Request((1,), 50), tree_budget=127)
+    sequence.auto = Belief(promised, accepted, 1.0)
+    auto.plan([sequence])
+    expected = 1 + accepted * promised
+    rates = expected / auto.costs[1, False]
+    assert sequence.tree_budget == auto.ladder[rates.argmax()]
+    assert (sequence.tree_budget == 0) == (best == 0)
+
+
+def test_auto_looks_again_after_plain_rounds():
+    auto = DeviceAuto(None, {}, block_size=16, max_budget=15)
+    auto.costs[1, False] = np.array([1.0, 1.3, 1.6])
+    sequence = Sequence(0, Request((1,), 500), tree_budget=15)
+    sequence.auto = Belief(np.zeros(3), 0.0, 1.0)
+    budgets = []
+    for _ in range(2 * PROBE_EVERY + 2):
+        auto.plan([sequence])
+        budgets.append(sequence.tree_budget)
+        sequence.auto.num_plain = 0 if sequence.tree_budget else sequence.auto.num_plain + 1
+    assert budgets.count(7) == 1 + (len(budgets) - PROBE_EVERY - 1) // (PROBE_EVERY + 1)
+    assert budgets.count(0) == len(budgets) - budgets.count(7)
+
+
+def test_what_a_tree_promises_at_other_budgets():
+    scores = np.log(np.array([1.0, 0.5, 0.25, 0.25, 0.125], dtype=np.float32))
+    tree = DraftTree(np.arange(5), np.array([-1, 0, 1, 0, 2]), np.array([0, 1, 2, 1, 3]), scores)
+    promised, expected = promises(tree, np.array([0, 1, 2, 4, 8, 16]))
+    assert promised[:4] == pytest.approx([0, 0.5, 0.75, 1.125])
+    assert expected == pytest.approx(1.125)
+    # Each doubling beyond brings a falling share of what the last one, 0.375, brought.
+    assert 0 < promised[5] - promised[4] < promised[4] - promised[3] < 0.375

@@ -1,0 +1,178 @@
+"""The tree budget chosen by cost for rounds that run whole on the device (docs/auto.md).
+
+There a tree is built and verified before the host has seen it, and padding to a captured shape costs what nodes would. So the choice
+is among a few budgets, before each round: the one of most tokens per second, by the measured times of the captured rounds
+and by what the last trees promised. A tree's scores say what every smaller budget would have brought; what was accepted,
+against what was promised, says how far to believe them.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ddtree.budget.card import Card, acceptance_at, row_for
+from ddtree.engine.device_round import RoundShape
+from ddtree.engine.device_rounds import BATCHES, DeviceRounds
+from ddtree.engine.graphs import bucket_of
+from ddtree.engine.sequence import Sequence
+from ddtree.tree.accept import Acceptance
+from ddtree.tree.draft_tree import DraftTree
+
+LADDER = (0, 7, 15, 31, 63, 127, 255)  # budgets to choose among
+MEMORY = 0.9  # of a request's rounds
+ENGINE_MEMORY = 0.98  # of what new requests start from
+FADING = 0.7  # of what a doubling of the budget brings, against the doubling before
+STICKING = 1.02  # a change must promise 2 % more: launching another shape costs a little
+PROBE_EVERY = 64  # plain rounds between looks at whether drafting would pay again
+TIMED = 7  # replays per shape
+
+
+@dataclass(eq=False)
+class Belief:
+    """What a request's trees promise at each budget of the ladder, and what came of it."""
+
+    promised: np.ndarray  # accepted tokens, bonus excluded, by the trees' own scores
+    accepted: float  # means over recent rounds: accepted tokens,
+    expected: float  # and what was promised of them
+    num_plain: int = 0  # plain rounds since the last tree
+    room: int | None = None  # nodes that memory and the forward have room for; None: no limit
+    wanted: int = 0  # most nodes that may be asked for
+
+    @property
+    def trust(self) -> float:
+        """Accepted over promised."""
+        return self.accepted / max(self.expected, 1e-6)
+
+    def tokens(self, block_size: int) -> np.ndarray:
+        """Tokens a round emits at each budget, bonus included."""
+        return 1 + np.minimum(self.trust * self.promised, block_size - 1)
+
+    def learn(self, promised: np.ndarray, accepted: float, expected: float, memory: float) -> None:
+        self.promised = memory * self.promised + (1 - memory) * promised
+        self.accepted = memory * self.accepted + (1 - memory) * accepted
+        self.expected = memory * self.expected + (1 - memory) * expected
+
+
+class DeviceAuto:
+    """Plans the rounds of the sequences that leave their budget to the engine. Same methods as `AutoBudget`."""
+
+    def __init__(self, rounds: DeviceRounds, card: Card, block_size: int, max_budget: int) -> None:
+        self.rounds, self.card, self.block_size = rounds, card, block_size
+        self.ladder = np.array([budget for budget in LADDER if budget <= max_budget])
+        self.costs: dict[tuple[int, bool], np.ndarray] = {}  # ms at each budget of the ladder, by batch and sampling
+        self.regimes: dict[bool, Belief] = {}
+        self.chosen = 0
+
+    def describe(self) -> str:
+        """What a round costs, in one line."""
+        costs = ", ".join(f"{b} {ms:.2f}" for b, ms in zip(self.ladder, self.costs_of(1, False), strict=False))
+        return f"ms of a round by tree budget: {costs}"
+
+    def costs_of(self, num_sequences: int, sampled: bool) -> np.ndarray:
+        """Milliseconds of a round at each budget that fits; measured when first asked for."""
+        key = (bucket_of(num_sequences, BATCHES), sampled)
+        if key not in self.costs:
+            fitting = [b for b in self.ladder.tolist() if key[0] * (1 + b) <= max(self.rounds.state.max_rows, key[0])]
+            self.costs[key] = np.array([self._time(RoundShape(key[0], budget, sampled)) for budget in fitting])
+        return self.costs[key]
+
+    def open(self, sequence: Sequence) -> None:
+        """Give a new sequence what is known so far."""
+        greedy = sequence.request.sampling.greedy
+        if greedy not in self.regimes:
+            row = row_for(self.card, sequence.request.sampling.temperature)
+            promised = np.array([acceptance_at(row, budget) - 1 for budget in self.ladder])
+            self.regimes[greedy] = Belief(promised, promised[-1], promised[-1], wanted=int(self.ladder[-1]))
+        sequence.auto = replace(self.regimes[greedy], num_plain=0)
+
+    def plan(self, sequences: SequenceOf[Sequence]) -> None:
+        """One budget for all that ask, the one of most tokens per second of the whole batch."""
+        asking = [sequence for sequence in sequences if sequence.auto is not None]
+        if not asking:
+            return
+        costs = self.costs_of(len(sequences), any(not s.request.sampling.greedy for s in sequences))
+        tokens = sum(sequence.auto.tokens(self.block_size)[: len(costs)] for sequence in asking)
+        fixed = [sequence for sequence in sequences if sequence.auto is None]
+        if fixed:
+            # They take their part of the rows whatever is chosen here.
+            floor = int(np.searchsorted(self.ladder[: len(costs) - 1], max(s.tree_budget for s in fixed)))
+            costs = np.maximum(costs, costs[floor])
+            tokens = tokens + sum(s.stats.mean_acceptance_length or 1.0 for s in fixed)
+        rates = tokens / costs
+        best = int(rates.argmax())
+        if self.chosen < len(rates) and rates[best] < STICKING * rates[self.chosen]:
+            best = self.chosen
+        self.chosen = best
+        if best == 0 and len(costs) > 1 and min(s.auto.num_plain for s in asking) >= PROBE_EVERY:
+            best = 1
+        for sequence in asking:
+            room = sequence.auto.room
+            budget = int(self.ladder[best])
+            sequence.tree_budget = budget if room is None else min(budget, room)
+            sequence.stats.probe_rounds += best != self.chosen
+
+    def calibrate(self, sequences, candidates):
+        """The candidates as they are: belief is kept per tree here, not per token."""
+        return candidates
+
+    def buy(self, sequences, trees):
+        """The trees as they are."""
+        return trees
+
+    def learn(self, sequences: SequenceOf[Sequence], rounds: SequenceOf, clock) -> None:
+        """After a round with the host in between."""
+        self.observe([(s, each.tree, each.acceptance) for s, each in zip(sequences, rounds, strict=True)])
+
+    def observe(self, results: list[tuple[Sequence, DraftTree | None, Acceptance]]) -> None:
+        """What a round's trees promised and what was accepted."""
+        num = len(results)
+        for sequence, tree, acceptance in results:
+            belief = sequence.auto
+            if belief is None:
+                continue
+            costs = self.costs_of(num, any(not s.request.sampling.greedy for s, _, _ in results))
+            rung = min(int(np.searchsorted(self.ladder, sequence.tree_budget)), len(costs) - 1)
+            stats, predicted = sequence.stats, float(belief.tokens(self.block_size)[rung])
+            stats.predicted_tokens += predicted
+            stats.predicted_s += costs[rung] / 1000
+            stats.predicted_plain_s += predicted * costs[0] / 1000
+            if tree is None or not tree.num_drafted:
+                belief.num_plain += 1
+                continue
+            promised, expected = promises(tree, self.ladder)
+            belief.num_plain = 0
+            for each, memory in ((belief, MEMORY), (self.regimes[sequence.request.sampling.greedy], ENGINE_MEMORY)):
+                each.learn(promised, acceptance.acceptance_length - 1, expected, memory)
+
+    def _time(self, shape: RoundShape) -> float:
+        """Median milliseconds of a captured round, over the dummy slot."""
+        captured, times = self.rounds.prepare(shape), []
+        for number in range(TIMED + 2):
+            captured.launch([], [], [], [])
+            captured.read()
+            started = time.perf_counter()
+            captured.relaunch()
+            captured.read()
+            if number >= 2:
+                times.append(1000 * (time.perf_counter() - started))
+        return statistics.median(times)
+
+
+def promises(tree: DraftTree, ladder: np.ndarray) -> tuple[np.ndarray, float]:
+    """Accepted tokens that the scores promise at each budget of the ladder, and for the tree as it is.
+
+    Nodes come best first, so a smaller budget is a prefix. Beyond the tree each doubling brings a falling share of the last one.
+    """
+    sums = np.concatenate([[0.0], np.exp(tree.scores[1:].astype(np.float64)).cumsum()])
+    num = tree.num_drafted
+    within = np.minimum(ladder, num)
+    promised = sums[within]
+    last = sums[num] - sums[num // 2]
+    doublings = np.log2(np.maximum(ladder, 1) / num).clip(min=0)
+    promised = promised + last * FADING * (1 - FADING**doublings) / (1 - FADING)
+    return promised, float(sums[num])
