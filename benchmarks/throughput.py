@@ -1,0 +1,221 @@
+"""Throughput and per-user speed at rising concurrency: plain, fixed budgets and auto, interleaved, on one GPU.
+
+    python -m benchmarks.throughput --shapes qwen3.6-27b --out load.json        # random weights, declared synthetic acceptance
+    python -m benchmarks.throughput --target T.gguf --drafter D --prompts P      # a real pair, real acceptance
+
+A run holds C requests that are all decoding and counts what `--seconds` of rounds emit; prefill is outside the clock. Each point is
+run `--repeats` times, all modes in turn. The best fixed budget is chosen on the even runs and auto is compared with it on the odd
+ones. The last line is JSON; `--plot` draws the curve.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from benchmarks.shapes import PAIRS
+
+PROMPT_TOKENS = 512
+
+
+def make_engine(args):
+    """An engine over pools for the largest concurrency; synthetic rounds where the weights are random."""
+    from ddtree.engine.config import EngineConfig
+    from ddtree.engine.device_rounds import DeviceRounds
+    from ddtree.engine.pooled import pooled_engine
+
+    device, dtype = torch.device(args.device), getattr(torch, args.dtype)
+    most = max(args.concurrency)
+    if args.shapes:
+        from benchmarks.shapes import random_pair
+        from benchmarks.synthetic import SyntheticRound
+
+        target, drafter = random_pair(args.shapes, device, dtype)
+    else:
+        from ddtree.models.dflash import load_drafter
+        from ddtree.models.registry import load_target
+
+        target = load_target(args.target, device, dtype)
+        drafter = load_drafter(args.drafter, target.config, device, dtype)
+    limit = min(args.max_context, target.config.context_limit)
+    config = EngineConfig(max_context=limit, max_tree_budget=max(127, *args.budgets), max_running=most)
+    rows = most * (1 + max(args.budgets))
+    engine = pooled_engine(target, drafter, config, max_rows=min(rows, args.max_rows))
+    if args.shapes:
+        engine.device_rounds = DeviceRounds(engine.device_rounds.state, round_type=SyntheticRound)
+    return engine
+
+
+def prompts_of(args, engine) -> list[tuple[int, ...]]:
+    """Random tokens for random weights; else the real prompts in turn."""
+    if args.shapes:
+        generator = torch.Generator().manual_seed(0)
+        shape = (max(args.concurrency), PROMPT_TOKENS)
+        return [tuple(row) for row in torch.randint(0, engine.vocab_size - 1, shape, generator=generator).tolist()]
+    from benchmarks.equality import read_prompts
+    from ddtree.text.chat import render_chat
+    from ddtree.text.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.load(args.target)
+    texts = [render_chat(tokenizer, [{"role": "user", "content": p["text"]}]) for p in read_prompts(args.prompts)]
+    return [tuple(tokenizer.encode(text, add_special_tokens=False)) for text in texts]
+
+
+def run(engine, prompts: list, mode, concurrency: int, seconds: float, offset: int) -> dict:
+    """All requests prefilled, then rounds for `seconds`: tokens per second in all, rounds, acceptance."""
+    from ddtree.engine.request import Request
+
+    chosen = [prompts[(offset + i) % len(prompts)] for i in range(concurrency)]
+    room = engine.config.max_context - max(map(len, chosen)) - 1
+    ids = [engine.add(Request(prompt, max_tokens=room, tree_budget=mode, seed=i)) for i, prompt in enumerate(chosen)]
+
+    def running() -> list:
+        return [s for s in (engine.running_or_none(i) for i in ids) if s is not None]
+
+    while len(running()) < concurrency or any(s.stats.output_tokens < 2 for s in running()):
+        engine.step()
+    before = sum(s.stats.output_tokens for s in running())
+    rounds_before = sum(s.stats.decode_rounds for s in running())
+    nodes_before = sum(s.stats.nodes_verified for s in running())
+    sequences = running()
+    started, steps = time.perf_counter(), 0
+    while time.perf_counter() - started < seconds and len(running()) == concurrency:
+        engine.step()
+        steps += 1
+    elapsed = time.perf_counter() - started
+    tokens = sum(s.stats.output_tokens for s in sequences) - before
+    rounds = sum(s.stats.decode_rounds for s in sequences) - rounds_before
+    nodes = sum(s.stats.nodes_verified for s in sequences) - nodes_before
+    for request_id in ids:
+        engine.abort(request_id)
+    if engine.device_rounds is not None:
+        engine.device_rounds.drain()
+    return {
+        "tokens_per_s": tokens / elapsed,
+        "round_ms": 1000 * elapsed / max(steps, 1),
+        "acceptance_length": tokens / max(rounds, 1),
+        "nodes": nodes / max(rounds, 1),
+        "ended_early": elapsed < seconds,
+    }
+
+
+def main() -> int:
+    numbers = lambda text: [int(part) for part in text.split(",")]  # noqa: E731
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shapes", choices=PAIRS)
+    parser.add_argument("--target", type=Path)
+    parser.add_argument("--drafter", type=Path)
+    parser.add_argument("--prompts", type=Path)
+    parser.add_argument("--concurrency", type=numbers, default=[1, 2, 4, 8, 16, 32, 64])
+    parser.add_argument("--budgets", type=numbers, default=[16, 64])
+    parser.add_argument("--seconds", type=float, default=1.5)
+    parser.add_argument("--repeats", type=int, default=4)
+    parser.add_argument("--max-context", type=int, default=2048)
+    parser.add_argument("--max-rows", type=int, default=4160)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--minutes", type=float, default=9.0, help="stop after the concurrency in which this is reached")
+    parser.add_argument("--plot", type=Path)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    if not args.shapes and not (args.target and args.drafter and args.prompts):
+        parser.error("give --shapes, or --target, --drafter and --prompts")
+    from ddtree.engine.measure import start_auto
+
+    begun = time.perf_counter()
+    engine = make_engine(args)
+    card = {"0.0": {"4": 2.5, "16": 3.3, "64": 4.2}}
+    start_auto(engine, card)
+    prompts, modes = prompts_of(args, engine), [0, *args.budgets, "auto"]
+    result = {
+        "card": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "torch": torch.__version__,
+        "model": f"{args.shapes}, random weights, synthetic acceptance" if args.shapes else f"{args.target.name}, {args.drafter.name}, real acceptance",
+        "dtype": args.dtype,
+        "command": "python -m benchmarks.throughput " + " ".join(sys.argv[1:]).replace(str(Path.home()), "~"),
+        "points": {},
+    }
+    for concurrency in args.concurrency:
+        for mode in modes:  # captures and warms up
+            run(engine, prompts, mode, concurrency, 0.2, 0)
+        runs = {str(mode): [] for mode in modes}
+        for repeat in range(args.repeats):
+            for mode in modes if repeat % 2 else modes[::-1]:
+                runs[str(mode)].append(run(engine, prompts, mode, concurrency, args.seconds, repeat * concurrency))
+        result["points"][str(concurrency)] = point = summary(runs, concurrency)
+        print(f"{concurrency:4} at once: " + "; ".join(f"{m} {p['tokens_per_s']['median']:.0f}" for m, p in point["modes"].items()), end="; ")
+        print(f"auto over the best fixed ({point['best_fixed']}): {point['auto_over_best']}", flush=True)
+        if args.out:
+            args.out.write_text(json.dumps(result, indent=1) + "\n")
+        if time.perf_counter() - begun > 60 * args.minutes:
+            result["stopped"] = f"after concurrency {concurrency}: {args.minutes} minutes were up"
+            break
+    first = result["points"].get("1")
+    if first and "8" in result["points"]:
+        serial = first["modes"]["auto"]["tokens_per_s"]["median"]
+        result["eight_over_serial"] = round(result["points"]["8"]["modes"]["auto"]["tokens_per_s"]["median"] / serial, 3)
+    result["peak_bytes"] = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
+    if args.plot:
+        plot(result, args.plot)
+    if args.out:
+        args.out.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result))
+    return 0
+
+
+def summary(runs: dict, concurrency: int) -> dict:
+    """Medians with their range; auto against the best fixed budget, chosen on the even runs and compared on the odd ones."""
+    modes = {}
+    for mode, each in runs.items():
+        speeds = [r["tokens_per_s"] for r in each]
+        modes[mode] = {
+            "tokens_per_s": {"median": round(statistics.median(speeds), 1), "spread": [round(min(speeds), 1), round(max(speeds), 1)]},
+            "per_user": round(statistics.median(speeds) / concurrency, 2),
+            "round_ms": round(statistics.median(r["round_ms"] for r in each), 3),
+            "acceptance_length": round(statistics.mean(r["acceptance_length"] for r in each), 3),
+            "nodes": round(statistics.mean(r["nodes"] for r in each), 1),
+            "ended_early": sum(r["ended_early"] for r in each),
+        }
+    fixed = [mode for mode in runs if mode != "auto"]
+
+    def mean(mode: str, half: int) -> float:
+        return statistics.mean(r["tokens_per_s"] for r in runs[mode][half::2])
+
+    best = max(fixed, key=lambda mode: mean(mode, 0))
+    ratios = [a["tokens_per_s"] / b["tokens_per_s"] for a, b in zip(runs["auto"][1::2], runs[best][1::2], strict=True)]
+    return {"modes": modes, "best_fixed": best, "auto_over_best": round(statistics.mean(ratios), 4), "auto_over_best_runs": [round(r, 4) for r in ratios]}
+
+
+def plot(result: dict, path: Path) -> None:
+    """Tokens per second in all, and per user, against concurrency."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    points = {int(c): p for c, p in result["points"].items()}
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4.4))
+    for mode in next(iter(points.values()))["modes"]:
+        label = {"0": "plain", "auto": "auto"}.get(mode, f"budget {mode}")
+        total = [p["modes"][mode]["tokens_per_s"]["median"] for p in points.values()]
+        style = {"linewidth": 2.4, "zorder": 3} if mode == "auto" else {"linewidth": 1.2, "linestyle": "--"}
+        axes[0].plot(list(points), total, marker="o", label=label, **style)
+        axes[1].plot(list(points), [t / c for t, c in zip(total, points, strict=True)], marker="o", label=label, **style)
+    for axis, title in zip(axes, ("tokens/s, all requests", "tokens/s per request"), strict=True):
+        axis.set(xscale="log", yscale="log", xlabel="requests at once", title=title)
+        axis.set_xticks(list(points), [str(c) for c in points])
+        axis.grid(alpha=0.3, which="both")
+    axes[0].legend()
+    figure.suptitle(f"{result['model']}, {result['dtype']}, {result['card']}", fontsize=9)
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
