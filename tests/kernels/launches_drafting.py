@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from ddtree.kernels.sample.triton import choose_pooled_triton, rank_scores_pooled_triton, streams_pooled_triton
+from ddtree.kernels.sample.triton import (
+    choose_pooled_triton,
+    rank_scores_pooled_triton,
+    streams_pooled_triton,
+)
 from ddtree.kernels.tree_accept.triton import accept_pooled_triton
 from ddtree.kernels.tree_build import TreeBuffers
 from ddtree.kernels.tree_build.triton import build_ddtree_pooled_triton

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-TILE = 4096
+TILE, WARPS = 4096, 8  # tokens and warps of a program
 GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
 LEAST_TEMPERATURE = tl.constexpr(1e-30)
 MARGIN = tl.constexpr(1e-3)  # the fp32 noise is 50 times closer
@@ -86,8 +86,9 @@ def _maxima_kernel(logits, maxima, places, vocab_size, stride, num_tiles, TILE: 
 
 @triton.jit
 def _perturbed_kernel(
-    logits, maxima, temperatures, streams, perturbed, vocab_size, stride, num_tiles, TILE: tl.constexpr, TILES: tl.constexpr
-):
+    logits, maxima, temperatures, streams, perturbed, vocab_size, stride, num_tiles,
+    TILE: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
     """Each tile's largest perturbed score, with approximate noise; greedy rows do nothing."""
     row, tile = tl.program_id(0), tl.program_id(1)
     temperature = tl.load(temperatures + row)
@@ -138,8 +139,9 @@ def _choose_kernel(
 
 @triton.jit
 def _rank_kernel(
-    logits, maxima, temperatures, streams, scores, vocab_size, stride, num_tiles, TILE: tl.constexpr, TILES: tl.constexpr
-):
+    logits, maxima, temperatures, streams, scores, vocab_size, stride, num_tiles,
+    TILE: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
     row, tile = tl.program_id(0), tl.program_id(1)
     temperature = tl.load(temperatures + row)
     ids = tile * TILE + tl.arange(0, TILE)
@@ -170,9 +172,11 @@ def choose_pooled_triton(logits: torch.Tensor, temperatures: torch.Tensor, strea
     perturbed = torch.empty_like(maxima)
     shape = (vocab_size, logits.stride(0), tiles)
     sizes = {"TILE": TILE, "TILES": triton.next_power_of_2(tiles)}
-    _perturbed_kernel[(num_rows, tiles)](logits, maxima, temperatures, streams, perturbed, *shape, **sizes, num_warps=8)
+    _perturbed_kernel[(num_rows, tiles)](
+        logits, maxima, temperatures, streams, perturbed, *shape, **sizes, num_warps=WARPS
+    )
     _choose_kernel[(num_rows,)](
-        logits, maxima, places, perturbed, temperatures, streams, chosen, *shape, **sizes, num_warps=8
+        logits, maxima, places, perturbed, temperatures, streams, chosen, *shape, **sizes, num_warps=WARPS
     )
     return chosen
 
@@ -185,7 +189,7 @@ def rank_scores_pooled_triton(
         logits, tiles, maxima, _ = _maxima(logits)
         grid, sizes = (len(logits), tiles), {"TILE": TILE, "TILES": triton.next_power_of_2(tiles)}
         shape = (logits.shape[1], logits.stride(0), tiles)
-        _rank_kernel[grid](logits, maxima, temperatures, streams, scores, *shape, **sizes, num_warps=8)
+        _rank_kernel[grid](logits, maxima, temperatures, streams, scores, *shape, **sizes, num_warps=WARPS)
     return scores
 
 
@@ -196,5 +200,6 @@ def _maxima(logits: torch.Tensor) -> tuple[torch.Tensor, int, torch.Tensor, torc
     tiles = triton.cdiv(vocab_size, TILE)
     maxima = torch.empty(num_rows, tiles, dtype=torch.float32, device=logits.device)
     places = torch.empty(num_rows, tiles, dtype=torch.int32, device=logits.device)
-    _maxima_kernel[(num_rows, tiles)](logits, maxima, places, vocab_size, logits.stride(0), tiles, TILE=TILE, num_warps=8)
+    shape = (vocab_size, logits.stride(0), tiles)
+    _maxima_kernel[(num_rows, tiles)](logits, maxima, places, *shape, TILE=TILE, num_warps=WARPS)
     return logits, tiles, maxima, places

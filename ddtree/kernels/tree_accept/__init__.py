@@ -32,10 +32,10 @@ def accept_pooled(
     `target_tokens` [R] int64, the target's choice after each node. `path_rows` is P: no fewer than the deepest node's
     depth + 1, or the walk ends there. A CUDA tensor goes to the Triton kernel (one launch), any other to the twin.
 
-    Returns path [B, P] int32 (local indices, root first), path_lengths [B] int32, emitted [B, P] int64 (accepted tokens,
-    then the bonus token; as many as the path has nodes) and the bonus tokens [B] int64: the next roots. Behind its
-    length a row is 0, as is everything of a sequence without nodes. Raises ValueError unless path_rows >= 1 and the
-    target's tokens are as many as the rows.
+    Returns path [B, P] int32 (local indices, root first), path_lengths [B] int32, emitted [B, P] int64 (accepted
+    tokens, then the bonus token; as many as the path has nodes) and the bonus tokens [B] int64: the next roots. Behind
+    its length a row is 0, as is everything of a sequence without nodes. Raises ValueError unless path_rows >= 1 and
+    the target's tokens are as many as the rows.
     """
     if path_rows < 1:
         raise ValueError(f"path_rows must be >= 1 (deepest depth + 1), got {path_rows}")

@@ -36,8 +36,8 @@ class Scratch(NamedTuple):
 def pair_table(max_budget: int) -> torch.Tensor:
     """[a power of two] int32 `parent << 16 | rank`: the pairs with (parent + 1)(rank + 1) <= max_budget, row by row.
 
-    Child r of the i-th best parent is preceded by the children r' <= r of all parents i' <= i, so no other pair can be
-    among the best. The rest of the table holds parents that no level has.
+    Child r of the i-th best parent is preceded by the children r' <= r of all parents i' <= i, so no other pair can
+    be among the best. The rest of the table holds parents that no level has.
     """
     pairs = [
         parent << 16 | rank for parent in range(max_budget) for rank in range(max_budget // (parent + 1))
@@ -50,10 +50,12 @@ def pair_table(max_budget: int) -> torch.Tensor:
 class TreeBuffers:
     """Rows of B trees of at most `max_budget` drafted nodes. Allocated once; every round writes all of them anew.
 
-    `starts` [B + 1] int32 is given, not written: sequence b owns rows starts[b] to starts[b + 1] - 1. It begins evenly
-    spaced, 1 + max_budget rows a sequence; rows chosen otherwise (at least 1 + budget each) may be copied into it. The
-    first `counts[b]` of a sequence's rows are its nodes. The others are padding: token 0, parent -1, depth 0,
-    row slot -1, seeing themselves alone; so are the rows from starts[B] on, which see nothing. Raises ValueError for sizes out of range.
+    `starts` [B + 1] int32 is given, not written: sequence b owns rows starts[b] to starts[b + 1] - 1. It begins
+    evenly spaced, 1 + max_budget rows a sequence; rows chosen otherwise (at least 1 + budget each) may be copied into
+    it. The first `counts[b]` of a sequence's rows are its nodes. The others are padding: token 0, parent -1, depth 0,
+    row slot -1, seeing themselves alone; so are the rows from starts[B] on, which see nothing.
+
+    Raises ValueError for sizes out of range.
     """
 
     def __init__(

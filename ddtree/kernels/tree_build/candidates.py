@@ -24,8 +24,8 @@ def top_candidates_pooled(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The best `num` tokens of each row: ids [R, num] int64 and log-probabilities [R, num] float32, best first.
 
-    `logits` [R, V] bf16, fp16 or fp32; the log-softmax is taken over all of V, in fp32. Equal log-probabilities go to the
-    lowest id, also at the cut. With `temperatures` [R] float32 and `streams` [R] int64, rows of temperature > 0 are
+    `logits` [R, V] bf16, fp16 or fp32; the log-softmax is taken over all of V, in fp32. Equal log-probabilities go to
+    the lowest id, also at the cut. With `temperatures` [R] float32 and `streams` [R] int64, rows of temperature > 0 are
     ranked with the request's own noise (`rank_scores_pooled`). NaN counts as -inf; a place that only a token of -inf
     is left for gets id 0 and -inf.
 

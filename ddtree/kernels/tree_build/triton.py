@@ -83,7 +83,8 @@ def _sort_level(kid_costs, kid_keys, kid_pairs, node_costs, node_parents, node_r
 
 
 @triton.jit
-def _order_alive(alive_costs, alive_nodes, places, number, BLOCK: tl.constexpr, MINE: tl.constexpr, OTHERS: tl.constexpr):
+def _order_alive(alive_costs, alive_nodes, places, number,
+                 BLOCK: tl.constexpr, MINE: tl.constexpr, OTHERS: tl.constexpr):  # fmt: skip
     """Places of all nodes by (cost, level, index), and how many pairs of equal cost are of different levels."""
     crossing = tl.full([], 0, tl.int32)
     for start in range(0, number, MINE):
@@ -185,8 +186,9 @@ def _grow_kernel(
         level = depth * BLOCK
         have = wanted & (parent < size)
         log_prob = tl.load(log_probs + depth * width + rank, mask=have, other=float("-inf"))
-        cost = tl.load(node_costs + level + parent, mask=have, other=0) + _costs(tl.where(log_prob > float("-inf"), log_prob, 0.0))
-        cost = tl.where(have & (log_prob > float("-inf")) & (cost <= ceiling), cost, NO_COST)
+        allowed = log_prob > float("-inf")
+        cost = tl.load(node_costs + level + parent, mask=have, other=0) + _costs(tl.where(allowed, log_prob, 0.0))
+        cost = tl.where(have & allowed & (cost <= ceiling), cost, NO_COST)
         if seen + _count(cost < NO_COST) >= budget:
             high = tl.max(tl.maximum(tl.where(best < NO_COST, best, 0), tl.where(cost < NO_COST, cost, 0)), axis=0)
             ceiling = _ceiling(best, cost, tl.minimum(high, ceiling), budget)
@@ -240,7 +242,8 @@ def _grow_kernel(
         row = start + 1 + place
         node_depth = node // BLOCK
         tl.store(new_indices + node, place + 1, mask=kept)
-        token = tl.load(token_ids + (node_depth - 1) * width + tl.load(node_ranks + node, mask=kept, other=0), mask=kept)
+        place_of_token = (node_depth - 1) * width + tl.load(node_ranks + node, mask=kept, other=0)
+        token = tl.load(token_ids + place_of_token, mask=kept, other=0)
         tl.store(out_tokens + row, token, mask=kept)
         tl.store(out_depths + row, node_depth, mask=kept)
         cost = tl.load(alive_costs + mine, mask=kept, other=0)

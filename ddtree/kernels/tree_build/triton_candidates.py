@@ -1,9 +1,9 @@
 """The best `num` tokens of each row in five launches, exactly and in one order.
 
 1. Maxima of G interleaved groups of the vocabulary, and parts of the log-sum-exp. 2. The num-th largest group maximum:
-no more than that many tokens can be better, so all of the best `num` are at least that good, and hardly more tokens are.
-3. Collect those. 4. Where there are more than fit (many equal, or all in few groups), bisect the whole row. 5. Rank the
-collected by counting. A key of 64 bits orders by (log-probability falling, id rising) and is unique in its row.
+so many groups have a token at least that good, so all of the best `num` are, and hardly more tokens are. 3. Collect
+those. 4. Where there are more than fit (many equal, or all in few groups), bisect the whole row. 5. Rank the collected
+by counting. A key of 64 bits orders by (log-probability falling, id rising) and is unique in its row.
 
 Letters: R rows, V vocabulary, G groups, C room for collected keys.
 """

@@ -1,0 +1,1 @@
+"""Timing of single kernels, each checked first and shown beside its floor."""
