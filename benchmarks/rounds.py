@@ -96,7 +96,7 @@ class Bench:
             self.capture_s[str(key)] = round(time.perf_counter() - started, 2)
         device_round = self.rounds[key]
         device_round.launch([self.slot], [1], [budget], [device_round.num_slots - 1])
-        device_round.read()
+        device_round.wait()
         return device_round
 
     def at(self, context: int):
@@ -111,7 +111,7 @@ class Bench:
         for _ in range(self.args.repeats):
             set_context()
             device_round.relaunch()
-            lengths.append(device_round.read()[0][1].acceptance_length)
+            lengths.append(int(device_round.wait()[0, 0]))
         return spread(times), statistics.mean(lengths)
 
     def idle(self, budget: int, rounds: int) -> dict:
@@ -147,7 +147,7 @@ class Bench:
         self.slot = state.open(state.table.max_tokens - state.most_staged - 64)
         device_round = next(iter(engine.device_rounds._rounds.values()))
         device_round.launch([self.slot], [1], [budget], [device_round.num_slots - 1])
-        device_round.read()
+        device_round.wait()
         device = statistics.median(self.timer.times(device_round.graph.replay, 20, self.at(800)))
         walls, tokens_per_s = results[-1]
         gaps = spread([wall - device for wall in walls[2:]])

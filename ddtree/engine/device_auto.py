@@ -136,12 +136,13 @@ class DeviceAuto:
             if belief is None:
                 continue
             costs = self.costs_of(num, any(not s.request.sampling.greedy for s, _, _ in results))
-            rung = min(int(np.searchsorted(self.ladder, sequence.tree_budget)), len(costs) - 1)
+            num_drafted = 0 if tree is None else tree.num_drafted
+            rung = min(int(np.searchsorted(self.ladder, num_drafted)), len(costs) - 1)
             stats, predicted = sequence.stats, float(belief.tokens(self.block_size)[rung])
             stats.predicted_tokens += predicted
             stats.predicted_s += costs[rung] / 1000
             stats.predicted_plain_s += predicted * costs[0] / 1000
-            if tree is None or not tree.num_drafted:
+            if not num_drafted:
                 belief.num_plain += 1
                 continue
             promised, expected = promises(tree, self.ladder)
@@ -154,10 +155,10 @@ class DeviceAuto:
         captured, times = self.rounds.prepare(shape), []
         for number in range(TIMED + 2):
             captured.launch([], [], [], [])
-            captured.read()
+            captured.wait()
             started = time.perf_counter()
             captured.relaunch()
-            captured.read()
+            captured.wait()
             if number >= 2:
                 times.append(1000 * (time.perf_counter() - started))
         return statistics.median(times)

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 
 from ddtree.caches.pooled_rows import STEP, TREE, PooledRows, consecutive_rows
-from ddtree.engine.graphs import Graph
+from ddtree.engine.graphs import Graph, Marks
 from ddtree.engine.pooled_state import PooledState
+from ddtree.engine.stats import STAGES
 from ddtree.kernels.fused import argmax
 from ddtree.kernels.sample import choose_pooled, streams_pooled
 from ddtree.kernels.tree_accept import accept_pooled
@@ -54,6 +55,7 @@ class DeviceRound:
         self.host_report = torch.zeros(self.report.shape, dtype=torch.int64, pin_memory=device.type == "cuda")
         self.num_real = 0  # sequences that take part; the others are padding
         self.done = torch.cuda.Event() if device.type == "cuda" else None
+        self.marks = Marks(STAGES, device)
         self.graph = Graph(self.run, device, graphs, pool)
 
     @property
@@ -62,20 +64,29 @@ class DeviceRound:
 
     def run(self) -> None:
         """Emit at least one token for every sequence; the last one emitted is its next root."""
-        state, slots = self.state, self.slots
-        places = slots.long()
-        roots = state.roots[places]
+        state, slots, mark = self.state, self.slots, self.marks
+        roots = state.roots[slots.long()]
+        mark(0)
         if self.shape.max_budget:
-            rows = self.build(roots, self.draft(roots))
-            target_tokens = self.verify(rows)
-            path, lengths, emitted, bonus = self.accept(target_tokens)
-            state.target.pool.commit(slots, rows.starts, path, lengths)
+            candidates = self.draft(roots)
+            mark(1)
+            rows = self.build(roots, candidates)
         else:
+            mark(1)
             rows = consecutive_rows(STEP, roots[:, None], slots, state.table.context_lengths)
-            target_tokens = bonus = self.verify(rows)  # one row each, permanent at once
-            path, lengths, emitted = torch.zeros_like(slots)[:, None], torch.ones_like(slots), bonus[:, None]
+        mark(2)
+        target_tokens = self.verify(rows)
+        mark(3)
+        if self.shape.max_budget:
+            path, lengths, emitted, bonus = self.accept(target_tokens)
+            mark(4)
+            state.target.pool.commit(slots, rows.starts, path, lengths)
+        else:  # one row each, permanent already
+            path, lengths, emitted, bonus = torch.zeros_like(slots)[:, None], torch.ones_like(slots), target_tokens[:, None], target_tokens
+            mark(4)
         self.commit(rows, path, lengths, bonus)
-        self._report(rows, target_tokens, path, lengths, emitted)
+        self._report(path, lengths, emitted)
+        mark(5)
 
     def draft(self, roots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The best tokens of each depth: ids and log-probabilities, [B, K - 1, M]."""
@@ -137,7 +148,7 @@ class DeviceRound:
         positions = state.table.context_lengths[places] + depths
         return streams_pooled(state.noise_keys[places], positions), state.temperatures[places]
 
-    def _report(self, rows: PooledRows, target_tokens: torch.Tensor, path: torch.Tensor, lengths: torch.Tensor, emitted: torch.Tensor) -> None:
+    def _report(self, path: torch.Tensor, lengths: torch.Tensor, emitted: torch.Tensor) -> None:
         """All that the host will want, in one copy."""
         count = self.shape.num_sequences
         parts = [lengths[:, None], emitted, path]
@@ -167,11 +178,19 @@ class DeviceRound:
         if self.done is not None:
             self.done.record()
 
-    def read(self) -> list[tuple[DraftTree | None, Acceptance]]:
-        """Wait for the round; each sequence's tree (None in a plain round) and acceptance."""
+    def wait(self) -> np.ndarray:
+        """Wait for the round; its report, [sequences that take part, ...] int64. A relaunch does not touch the copy."""
         if self.done is not None:
             self.done.synchronize()
-        return [self._read_row(row) for row in self.host_report[: self.num_real].numpy().copy()]
+        return self.host_report[: self.num_real].numpy().copy()
+
+    def emitted(self, report: np.ndarray) -> list[list[int]]:
+        """The tokens that each sequence emitted: all that the host must know to launch the next round."""
+        return [row[1 : 1 + row[0]] for row in report[:, : 1 + self.path_rows].tolist()]
+
+    def read(self, report: np.ndarray) -> list[tuple[DraftTree | None, Acceptance]]:
+        """Each sequence's tree (None in a plain round) and acceptance."""
+        return [self._read_row(row) for row in report]
 
     def _read_row(self, row: np.ndarray) -> tuple[DraftTree | None, Acceptance]:
         length, rows = int(row[0]), self.path_rows

@@ -6,6 +6,7 @@ else that the host does with them: the device waits for a look at a few integers
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence as SequenceOf
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,8 @@ from ddtree.engine.device_round import DeviceRound, RoundShape
 from ddtree.engine.graphs import bucket_of
 from ddtree.engine.pooled_state import PooledState
 from ddtree.engine.sequence import Sequence
+from ddtree.engine.stats import StageClock
+from ddtree.tree.accept import Acceptance
 from ddtree.tree.draft_tree import DraftTree
 
 if TYPE_CHECKING:
@@ -38,31 +41,35 @@ class DeviceRounds:
         """Whether a round of these needs nothing of the host."""
         return all(suits(s) and self._within_drafter(s) for s in sequences) and self._fits(sequences)
 
-    def run(self, sequences: SequenceOf[Sequence]) -> list[tuple[Sequence, Round]]:
-        """Finish the round in flight, or launch one for `sequences` and finish it; launch the next if nobody ends."""
+    def run(self, sequences: SequenceOf[Sequence], clock: StageClock) -> list[tuple[Sequence, Round]]:
+        """Finish the round in flight, or launch one for `sequences` and finish it; launch the next if nobody ends.
+
+        `clock` gets the stages' times on the device.
+        """
         if self._flying is None:
             self._launch(list(sequences))
         device_round, flying = self._flying
-        results = device_round.read()
-        live = [(s, *result) for s, result in zip(flying, results, strict=False) if s in sequences]
+        report = device_round.wait()
+        for stage, seconds in device_round.marks.seconds().items():
+            clock.seconds[stage] += seconds
         self._flying = None
+        if len(flying) == len(sequences) and all(map(operator.is_, flying, sequences)):
+            self._go_on(device_round, flying, device_round.emitted(report))
+        # From here on the device is busy again.
+        live = [(s, *result) for s, result in zip(flying, device_round.read(report), strict=True) if s in sequences]
         if self.auto is not None:
             self.auto.observe(live)
-        again = len(live) == len(flying) == len(sequences) and self.takes(flying)
-        if again and not any(may_end(s, acceptance.token_ids) for s, _, acceptance in live):
-            self._launch_again(device_round, live)
-        rounds = []
-        for sequence, tree, acceptance in live:
-            tree = DraftTree.root_only(sequence.root_token) if tree is None else tree
-            each = settle(sequence, tree, acceptance)
-            sequence.token_ids.extend(each.kept.token_ids.tolist())
-            rounds.append((sequence, each))
-        return rounds
+        return [(sequence, self._settle(sequence, tree, acceptance)) for sequence, tree, acceptance in live]
+
+    def _settle(self, sequence: Sequence, tree: DraftTree | None, acceptance: Acceptance) -> Round:
+        each = settle(sequence, tree or DraftTree.root_only(sequence.root_token), acceptance)
+        sequence.token_ids.extend(each.kept.token_ids.tolist())
+        return each
 
     def drain(self) -> None:
         """Forget the round in flight, once it is done; what it emitted is lost, so only for sequences that leave."""
         if self._flying is not None:
-            self._flying[0].read()
+            self._flying[0].wait()
             self._flying = None
 
     @property
@@ -96,16 +103,18 @@ class DeviceRounds:
         budget = bucket_of(max((s.tree_budget for s in pinned if s.drafts), default=0), BUDGETS)
         return batch * (1 + budget) <= self.state.max_rows
 
-    def _launch_again(self, device_round: DeviceRound, live: list) -> None:
-        """The next round of the same sequences, whose tokens the host has not taken in yet."""
-        sequences, before = [s for s, _, _ in live], [s.tree_budget for s, _, _ in live]
+    def _go_on(self, device_round: DeviceRound, sequences: list[Sequence], emitted: list[list[int]]) -> None:
+        """Launch the next round of the same sequences, if none may have ended; the host has not taken in their tokens yet."""
+        if any(map(may_end, sequences, emitted)) or not self.takes(sequences):
+            return
+        before = [sequence.tree_budget for sequence in sequences]
         if self.auto is not None:
             self.auto.plan(sequences)
         if before == [sequence.tree_budget for sequence in sequences]:
             device_round.relaunch()  # all of their state is on the device already
             self._flying = (device_round, sequences)
         else:
-            self._upload(sequences, [acceptance.bonus_token for _, _, acceptance in live])
+            self._upload(sequences, [token_ids[-1] for token_ids in emitted])
 
     def _launch(self, sequences: list[Sequence]) -> None:
         if self.auto is not None:
@@ -127,13 +136,15 @@ def suits(sequence: Sequence) -> bool:
     request = sequence.request
     return (
         sequence.adjuster is None
+        and not sequence.suspect
         and not request.sampling.filtered
         and request.num_logprobs is None
     )
 
 
-def may_end(sequence: Sequence, token_ids) -> bool:
+def may_end(sequence: Sequence, token_ids: list[int]) -> bool:
     """Whether these tokens could be the sequence's last; a stop string shows only later, and costs a round in vain."""
     request = sequence.request
-    ends = request.eos_token_ids | request.stop_token_ids
-    return len(token_ids) >= sequence.num_remaining or any(int(token) in ends for token in token_ids)
+    return len(token_ids) >= sequence.num_remaining or not (
+        request.eos_token_ids.isdisjoint(token_ids) and request.stop_token_ids.isdisjoint(token_ids)
+    )

@@ -281,11 +281,10 @@ class Engine:
         return emissions + (self._contain(left, failure, again) if failure else [])
 
     def _rounds(self, sequences: list[Sequence], clock: StageClock) -> list[tuple[Sequence, Round]]:
-        """One round of each, on the device alone where nothing of it needs the host (there one stage, verify)."""
+        """One round of each, on the device alone where nothing of it needs the host."""
         device = self.device_rounds
-        if device is not None and (device.flying or device.takes(sequences)):
-            with clock("verify"):
-                return device.run(sequences)
+        if device is not None and not sequences[0].suspect and (device.flying or device.takes(sequences)):
+            return device.run(sequences, clock)
         return list(zip(sequences, decode_round(self.drafter, self.target, sequences, clock, self.auto), strict=True))
 
     def _conclude(self, sequence: Sequence, each: Round, clock: StageClock, elapsed: float) -> Emission:

@@ -63,17 +63,16 @@ class GraphTarget(Target):
 
     @torch.inference_mode()
     def verify(self, sequences: SequenceOf[Sequence], trees: SequenceOf[DraftTree]) -> list[np.ndarray]:
-        rows_each = bucket_of(max(tree.num_nodes for tree in trees), self.buckets)
-        shape = (len(sequences), rows_each)
+        num_nodes = [tree.num_nodes for tree in trees]
+        shape = (len(sequences), bucket_of(sum(num_nodes), self.buckets), bucket_of(max(num_nodes), self.buckets))
         if shape not in self._verifiers:
             self._verifiers[shape] = Verifier(self.state, *shape, graphs=self.graphs)
         self._last = verifier = self._verifiers[shape]
-        verifier.run(sequences, trees)
+        self._starts = verifier.run(sequences, trees)
         self._features, self._logits = self.state.features, verifier.logits
-        self._starts = [index * rows_each for index in range(len(sequences))]
         self._chosen = [
             self._choose(sequence, tree, self._logits[start : start + tree.num_nodes], sequence.context_length + 1)
-            for sequence, tree, start in zip(sequences, trees, self._starts, strict=True)
+            for sequence, tree, start in zip(sequences, trees, self._starts, strict=False)
         ]
         return self._chosen
 
@@ -81,7 +80,7 @@ class GraphTarget(Target):
     def commit(self, sequences: SequenceOf[Sequence], paths: SequenceOf[np.ndarray]) -> list[torch.Tensor | None]:
         self._last.commit(paths)
         features = []
-        for sequence, path, start, chosen in zip(sequences, paths, self._starts, self._chosen, strict=True):
+        for sequence, path, start, chosen in zip(sequences, paths, self._starts, self._chosen, strict=False):
             index = start + torch.as_tensor(path, dtype=torch.long).to(self.device)
             features.append(self._features[index] if sequence.drafts else None)
             if sequence.request.num_logprobs is not None:
@@ -91,26 +90,26 @@ class GraphTarget(Target):
 
 
 class Verifier:
-    """Static rows for B trees of up to N nodes, the forward over them and the commit of their paths."""
+    """Static rows, R of them, for B trees of up to N nodes; the forward over them and the commit of their paths."""
 
-    def __init__(self, state: PooledState, num_sequences: int, rows_each: int, *, graphs: bool) -> None:
-        self.state, self.rows_each, self.num_sequences = state, rows_each, num_sequences
-        device, total = state.device, num_sequences * rows_each
+    def __init__(self, state: PooledState, num_sequences: int, num_rows: int, most_nodes: int, *, graphs: bool) -> None:
+        self.state, self.num_sequences = state, num_sequences
+        device = state.device
 
         def ints(*shape: int, fill: int = 0, kind: torch.dtype = torch.int32) -> torch.Tensor:
             return torch.full(shape, fill, dtype=kind, device=device)
 
         self.rows = PooledRows(
             mode=TREE,
-            token_ids=ints(total, kind=torch.int64),
-            positions=ints(total),
-            starts=torch.arange(0, total + 1, rows_each, dtype=torch.int32, device=device),
+            token_ids=ints(num_rows, kind=torch.int64),
+            positions=ints(num_rows),
+            starts=ints(num_sequences + 1),
             slots=ints(num_sequences, fill=state.dummy),
-            row_slots=ints(total, fill=-1),
-            row_indices=torch.arange(rows_each, dtype=torch.int32, device=device).repeat(num_sequences),
-            parents=ints(total, fill=-1),
-            ancestor_mask=ints(total, rows_each, kind=torch.uint8),
-            max_rows=rows_each,
+            row_slots=ints(num_rows, fill=-1),
+            row_indices=ints(num_rows),
+            parents=ints(num_rows, fill=-1),
+            ancestor_mask=ints(num_rows, most_nodes, kind=torch.uint8),
+            max_rows=most_nodes,
         )
         self.logits: torch.Tensor | None = None
         self.graph = Graph(self._forward, device, graphs)
@@ -118,33 +117,35 @@ class Verifier:
     def _forward(self) -> None:
         self.logits = self.state.target.logits(self.state.target(self.rows, self.state.features))
 
-    def run(self, sequences: SequenceOf[Sequence], trees: SequenceOf[DraftTree]) -> None:
-        """Upload the trees and verify them; `logits` [R, V] hold the result."""
-        count, each = self.num_sequences, self.rows_each
-        token_ids = np.zeros((count, each), dtype=np.int64)
-        columns = np.zeros((3, count, each), dtype=np.int32)  # positions, row slots, parents
-        columns[1:] = -1
-        mask = np.zeros((count, each, each), dtype=np.uint8)
-        for index, (sequence, tree) in enumerate(zip(sequences, trees, strict=True)):
-            n = tree.num_nodes
-            token_ids[index, :n] = tree.token_ids
-            columns[0, index, :n] = sequence.context_length + tree.depths
-            columns[1, index, :n] = sequence.target_state.slot
-            columns[2, index, :n] = tree.parents
-            mask[index, :n, :n] = tree.ancestor_mask()
+    def run(self, sequences: SequenceOf[Sequence], trees: SequenceOf[DraftTree]) -> list[int]:
+        """Upload the trees and verify them: `logits` [R, V] hold the result. Returns each tree's first row."""
         rows = self.rows
+        token_ids = np.zeros(rows.num_rows, dtype=np.int64)
+        positions, row_indices = np.zeros((2, rows.num_rows), dtype=np.int32)
+        row_slots, parents = np.full((2, rows.num_rows), -1, dtype=np.int32)
+        mask = np.zeros(rows.ancestor_mask.shape, dtype=np.uint8)
+        starts = np.cumsum([0, *(tree.num_nodes for tree in trees)], dtype=np.int32)
+        for sequence, tree, start in zip(sequences, trees, starts.tolist(), strict=False):
+            own = slice(start, start + tree.num_nodes)
+            token_ids[own], parents[own] = tree.token_ids, tree.parents
+            positions[own] = sequence.context_length + tree.depths
+            row_slots[own], row_indices[own] = sequence.target_state.slot, np.arange(tree.num_nodes)
+            mask[own, : tree.num_nodes] = tree.ancestor_mask()
         slots = np.array([sequence.target_state.slot for sequence in sequences], dtype=np.int32)
         uploads = (
-            (rows.token_ids, token_ids.reshape(-1)),
-            (rows.positions, columns[0].reshape(-1)),
-            (rows.row_slots, columns[1].reshape(-1)),
-            (rows.parents, columns[2].reshape(-1)),
-            (rows.ancestor_mask, mask.reshape(count * each, each)),
+            (rows.token_ids, token_ids),
+            (rows.positions, positions),
+            (rows.starts, starts),
             (rows.slots, slots),
+            (rows.row_slots, row_slots),
+            (rows.row_indices, row_indices),
+            (rows.parents, parents),
+            (rows.ancestor_mask, mask),
         )
         for buffer, values in uploads:
             buffer.copy_(torch.from_numpy(values), non_blocking=True)
         self.graph.replay()
+        return starts.tolist()
 
     def commit(self, paths: SequenceOf[np.ndarray]) -> None:
         """Make the paths permanent and count them in."""

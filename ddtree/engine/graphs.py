@@ -6,7 +6,9 @@ must not wait for the device.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 
@@ -44,6 +46,31 @@ class Graph:
         else:
             with torch.inference_mode():
                 self._work()
+
+
+class Marks:
+    """Times between points of captured work: events that the graph itself records, or the host's clock without a GPU."""
+
+    def __init__(self, names: tuple[str, ...], device: torch.device) -> None:
+        self.names, self._cuda = names, device.type == "cuda"
+        count = len(names) + 1
+        self._events = [torch.cuda.Event(enable_timing=True, external=True) for _ in range(count)] if self._cuda else None
+        self._times = [0.0] * count
+
+    def __call__(self, index: int) -> None:
+        """Mark the end of part `index` - 1, and the start of part `index`."""
+        if self._cuda:
+            self._events[index].record()
+        else:
+            self._times[index] = time.perf_counter()
+
+    def seconds(self) -> dict[str, float]:
+        """Of each part; once the work is done."""
+        if self._cuda:
+            spans = [a.elapsed_time(b) / 1000 for a, b in pairwise(self._events)]
+        else:
+            spans = [b - a for a, b in pairwise(self._times)]
+        return dict(zip(self.names, spans, strict=True))
 
 
 def bucket_of(value: int, buckets: tuple[int, ...]) -> int:

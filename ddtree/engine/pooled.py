@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from ddtree.engine.config import EngineConfig
@@ -31,7 +33,8 @@ def pooled_engine(
     max_rows = max(most_nodes, max_rows)
     tokens = config.max_running * config.max_context if num_tokens is None else num_tokens
     state = PooledState(model, drafter_model, config.max_running, tokens, config.max_context, max_rows)
-    buckets = tuple(sorted({1 + budget for budget in BUDGETS if budget < most_nodes} | {most_nodes}))
+    config = replace(config, max_rows=min(config.max_rows or max_rows, max_rows))
+    buckets = tuple(sorted({1 + budget for budget in BUDGETS if budget < max_rows} | {max_rows}))
     drafter = GraphDrafter(state, graphs=graphs) if drafter_model is not None else None
     engine = Engine(GraphTarget(state, buckets, graphs=graphs), drafter, config, model.config.vocab_size)
     engine.device_rounds = DeviceRounds(state, graphs=graphs)
