@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import shutil
+import time
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
+
+from tests.scripted import EOS, scripted_engine
+from tests.server.fakes import serving
+from tests.server.live import live
+from tests.server.scripted import DRAFTERS, FACTS, LetterTokenizer
 
 BINARIES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 PAUSE_MS = 20_000  # what the page may take on a busy machine
@@ -22,6 +29,35 @@ def chromium():
         browser = playwright.chromium.launch(executable_path=binary, args=["--no-sandbox"])
         yield browser
         browser.close()
+
+
+class Letters(LetterTokenizer):
+    """One letter a token, so that paths can be read off the drawing."""
+
+    def token_bytes(self, token_id):
+        return b"</s>" if token_id == EOS else bytes([ord("a") + token_id])
+
+
+@contextmanager
+def serving_trees(pause_s=0.0, **options):
+    """The URL of a server whose drafter is right now and then; `pause_s` is how long each step takes."""
+    engine = scripted_engine(**DRAFTERS["some"], max_running=8, **options)
+    engine.gate, step = None, engine.step
+
+    def slow_step():
+        time.sleep(pause_s)
+        return step()
+
+    engine.step = slow_step
+    facts = replace(FACTS, max_context=engine.config.max_context)
+    with serving(engine, facts=facts, tokenizer=Letters()) as client, live(client.app) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def url():
+    with serving_trees() as url:
+        yield url
 
 
 @contextmanager

@@ -1,32 +1,16 @@
 """The page in a real browser: it shows what the server did, keeps what it should, and lets no text become markup."""
+# ruff: noqa: F811
 
+import time
 from dataclasses import replace
 
 import pytest
 
-from tests.scripted import EOS, scripted_engine
-from tests.server.browser import ask, chromium, last_answer, until, visit  # noqa: F401
+from tests.server.browser import ask, chromium, last_answer, until, url, visit  # noqa: F401
 from tests.server.fakes import FACTS, THINKING_TEMPLATE, ScriptEngine, serving, wait_for
 from tests.server.live import live
-from tests.server.scripted import DRAFTERS, LetterTokenizer
-from tests.server.scripted import FACTS as SCRIPTED_FACTS
 
 SETTINGS = {"seed": 11, "temperature": 0.8, "max-tokens": 40}
-
-
-class Letters(LetterTokenizer):
-    """One letter a token, so that paths can be read off the drawing."""
-
-    def token_bytes(self, token_id):
-        return b"</s>" if token_id == EOS else bytes([ord("a") + token_id])
-
-
-@pytest.fixture(scope="module")
-def url():
-    engine = scripted_engine(**DRAFTERS["some"], max_running=8)
-    engine.gate = None
-    with serving(engine, facts=SCRIPTED_FACTS, tokenizer=Letters()) as client, live(client.app) as url:
-        yield url
 
 
 def rounds_drawn(page):
@@ -48,7 +32,7 @@ def rounds_drawn(page):
     )
 
 
-def test_trees_are_drawn_whose_paths_spell_the_answer(chromium, url):  # noqa: F811
+def test_trees_are_drawn_whose_paths_spell_the_answer(chromium, url):
     with visit(chromium, url, settings=SETTINGS | {"auto": False, "budget": 16}) as page:
         ask(page)
         rounds = rounds_drawn(page)
@@ -66,7 +50,7 @@ def test_trees_are_drawn_whose_paths_spell_the_answer(chromium, url):  # noqa: F
         assert page.locator(".round").count() == 0 and last_answer(page) == answer
 
 
-def test_budget_0_shows_no_tree(chromium, url):  # noqa: F811
+def test_budget_0_shows_no_tree(chromium, url):
     with visit(chromium, url, settings=SETTINGS | {"auto": False, "budget": 0}) as page:
         ask(page)
         assert page.locator(".tree svg").count() == 0
@@ -74,7 +58,7 @@ def test_budget_0_shows_no_tree(chromium, url):  # noqa: F811
         assert page.inner_text("[data-part=nodes]") == "0" and last_answer(page)
 
 
-def test_history_survives_a_reload_and_a_new_chat(chromium, url):  # noqa: F811
+def test_history_survives_a_reload_and_a_new_chat(chromium, url):
     with visit(chromium, url, settings=SETTINGS) as page:
         ask(page, "first question")
         answer = last_answer(page)
@@ -92,20 +76,22 @@ def test_history_survives_a_reload_and_a_new_chat(chromium, url):  # noqa: F811
         assert page.inner_text("#chat-list") == "None yet." and page.locator("article").count() == 0
 
 
-def test_a_race_runs_both_and_compares(chromium, url):  # noqa: F811
+def test_a_race_runs_both_and_compares(chromium, url):
     with visit(chromium, url, settings=SETTINGS | {"auto": False, "budget": 16}) as page:
         page.fill("#prompt", "hello there")
         page.click("#race")
         page.wait_for_selector(".verdict:not(:empty)")
         assert "The texts are the same" in page.inner_text(".verdict") and "times the speed" in page.inner_text(".verdict")
-        until(page, "new Set([...document.querySelectorAll('.lanes .text')].map((node) => node.innerText)).size === 1")
-        assert page.locator(".lanes output:has-text('tokens/s')").count() == 2
+        until(page, "new Set([...document.querySelectorAll('.lanes section > .text')].map((node) => node.innerText)).size === 1")
+        speeds = page.locator(".lanes output:has-text('tokens/s')").all_inner_texts()
+        figures = [page.inner_text(f"[data-part={name}]") for name in ("speed", "plain")]
+        assert speeds == [f"{figure} tokens/s" for figure in figures]
         assert int(page.inner_text("[data-part=nodes]")) > 16  # the panel stays with the trees
         page.reload()
         page.wait_for_selector("article.assistant")
 
 
-def test_stop_stops_the_engine_too(chromium):  # noqa: F811
+def test_stop_stops_the_engine_too(chromium):
     engine = ScriptEngine("x" * 50_000, step_size=1)
     facts = replace(FACTS, max_context=100_000)
     with serving(engine, facts=facts) as client, live(client.app) as url, visit(chromium, url) as page:
@@ -122,7 +108,7 @@ def test_stop_stops_the_engine_too(chromium):  # noqa: F811
         page.wait_for_selector("#stop:disabled")
 
 
-def test_faults_are_shown_as_the_server_said_them(chromium):  # noqa: F811
+def test_faults_are_shown_as_the_server_said_them(chromium):
     engine = ScriptEngine("hello")
     with serving(engine) as client, live(client.app) as url, visit(chromium, url, expected_errors=["400"]) as page:
         page.evaluate("document.getElementById('max-tokens').value = '100000'")
@@ -136,7 +122,51 @@ def test_faults_are_shown_as_the_server_said_them(chromium):  # noqa: F811
         assert last_answer(page) == "hello"
 
 
+def test_a_question_without_an_answer_is_not_asked_again(chromium):
+    engine = ScriptEngine("hello")
+    with serving(engine) as client, live(client.app) as url, visit(chromium, url) as page:
+        engine.fail_next = "out of memory"
+        ask(page, "one")
+        ask(page, "two")
+        ask(page, "three")
+        prompts = [bytes(request.prompt_token_ids).decode() for request in engine.added]
+        assert prompts[1] == "user: two\nassistant: "
+        assert prompts[2] == "user: two\nassistant: hello\nuser: three\nassistant: "
+        assert page.locator("article.user").count() == 3
+
+
+def test_settings_reach_the_request(chromium):
+    engine = ScriptEngine("hello")
+    settings = {"system": "be kind", "temperature": 0.3, "seed": 7, "max-tokens": 9, "auto": False, "budget": 5}
+    with serving(engine) as client, live(client.app) as url, visit(chromium, url, settings=settings) as page:
+        ask(page, "hi")
+        page.fill("#budget-number", "3")
+        page.keyboard.press("Tab")
+        assert page.input_value("#budget") == "3"
+        ask(page, "hi")
+        page.check("#auto")
+        ask(page, "hi")
+        first, second, third = engine.added
+    assert bytes(first.prompt_token_ids).decode() == "system: be kind\nuser: hi\nassistant: "
+    assert (first.sampling.temperature, first.seed, first.max_tokens) == (0.3, 7, 9)
+    assert [first.tree_budget, second.tree_budget, third.tree_budget] == [5, 3, "auto"]
+
+
+def test_answers_can_be_copied(chromium):
+    engine = ScriptEngine("text\n\n```py\nx = 1\n```")
+    with serving(engine) as client, live(client.app) as url, visit(chromium, url) as page:
+        page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        ask(page)
+        page.click(".assistant .copy-code")
+        until(page, "document.querySelector('.assistant .copy-code').textContent === 'Copied'")
+        assert page.evaluate("navigator.clipboard.readText()") == "x = 1"
+        page.click(".assistant .below button")
+        until(page, "document.querySelector('.assistant .below button').textContent === 'Copied'")
+        assert page.evaluate("navigator.clipboard.readText()") == "text\n\n```py\nx = 1\n```"
+
+
 MARKUP = """<img src=x onerror="alert(1)"> <script>alert(2)</script> <svg onload=alert(3)></svg>
+<tool_response>{"html": "<object data=x>"}</tool_response>
 [click](javascript:alert(4)) ![picture](https://example.com/a.png) [data](data:text/html,<script>alert(5)</script>)
 
 ```html
@@ -149,23 +179,23 @@ MARKUP = """<img src=x onerror="alert(1)"> <script>alert(2)</script> <svg onload
 """
 
 
-def test_markup_is_text_in_answers_prompts_and_titles(chromium):  # noqa: F811
+def test_markup_is_text_in_answers_prompts_and_titles(chromium):
     facts = replace(FACTS, max_context=4096)
     with serving(ScriptEngine(MARKUP, 7), facts=facts) as client, live(client.app) as url, visit(chromium, url) as page:
         ask(page, MARKUP)
-        strange = page.locator("#messages :is(img, script, svg, iframe, style, u, b)")
+        strange = page.locator("#messages :is(img, script, svg, iframe, style, u, b, object)")
         assert strange.count() == 0
         hrefs = page.eval_on_selector_all("#messages a", "nodes => nodes.map((node) => node.href)")
         assert hrefs == ["https://example.com/a.png"]
         answer = last_answer(page)
-        for piece in ('<img src=x onerror="alert(1)">', "<script>alert(2)</script>", "<script>alert(6)</script>", "<iframe src=x>"):
+        for piece in ("<object data=x>", '<img src=x onerror="alert(1)">', "<script>alert(2)</script>", "<script>alert(6)</script>", "<iframe src=x>"):
             assert piece in answer
         assert page.inner_text("article.user > .text") == MARKUP.strip()
         page.click("#open-chats")
         assert page.locator("#chat-list :is(img, script)").count() == 0 and "<img" in page.inner_text("#chat-list")
 
 
-def test_a_key_is_asked_for(chromium):  # noqa: F811
+def test_a_key_is_asked_for(chromium):
     with serving(api_key="secret") as client, live(client.app) as url, visit(
         chromium, url, expected_errors=["401"]
     ) as page:
@@ -179,8 +209,39 @@ def test_a_key_is_asked_for(chromium):  # noqa: F811
         assert "secret" not in page.evaluate("JSON.stringify(localStorage)")
 
 
-def test_a_thought_is_folded(chromium):  # noqa: F811
-    engine = ScriptEngine("so I think\n</think>\nthe answer")
+THOUGHTFUL = "so I think\n</think>\nthe answer"
+
+
+def test_a_race_shows_the_thought_and_stopping_keeps_the_first_lane(chromium):
+    engine = ScriptEngine(THOUGHTFUL, step_size=2)
+    with serving(engine, THINKING_TEMPLATE) as client, live(client.app) as url, visit(chromium, url) as page:
+        page.fill("#prompt", "hello")
+        page.click("#race")
+        page.wait_for_selector(".verdict:not(:empty)")
+        assert "The texts are the same" in page.inner_text(".verdict")
+        until(page, "document.querySelectorAll('.lanes .thought[open]').length === 2")
+        until(page, "[...document.querySelectorAll('.lanes .thought .text')].every((each) => each.innerText === 'so I think')")
+        step = engine.step
+
+        def endless_plainly():
+            if engine.live and next(iter(engine.live.values()))[0].tree_budget == 0:
+                engine.script = list(b"x" * 50_000)
+            time.sleep(0.002)
+            return step()
+
+        engine.step = endless_plainly
+        page.fill("#prompt", "again")
+        page.click("#race")
+        until(page, "[...document.querySelectorAll('.race')].at(-1).querySelectorAll('.thought')[1].innerText.includes('x')")
+        page.click("#stop")
+        page.wait_for_selector("#stop:disabled")
+        page.reload()
+        page.wait_for_selector("article.assistant")
+        assert last_answer(page) == "the answer" and page.locator("article.assistant").count() == 2
+
+
+def test_a_thought_is_folded(chromium):
+    engine = ScriptEngine(THOUGHTFUL)
     with serving(engine, THINKING_TEMPLATE) as client, live(client.app) as url, visit(chromium, url) as page:
         ask(page)
         assert last_answer(page) == "the answer"
@@ -190,7 +251,7 @@ def test_a_thought_is_folded(chromium):  # noqa: F811
 
 
 @pytest.mark.parametrize("width, height, dark", [(360, 740, False), (1280, 800, False), (1280, 800, True)])
-def test_no_serious_barrier_and_nothing_sticks_out(chromium, url, width, height, dark):  # noqa: F811
+def test_no_serious_barrier_and_nothing_sticks_out(chromium, url, width, height, dark):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     with visit(chromium, url, width, height, dark, SETTINGS | {"auto": False, "budget": 64}) as page:
         ask(page)
@@ -204,7 +265,7 @@ def test_no_serious_barrier_and_nothing_sticks_out(chromium, url, width, height,
             page.keyboard.press("Escape")
 
 
-def test_all_can_be_reached_by_keyboard(chromium, url):  # noqa: F811
+def test_all_can_be_reached_by_keyboard(chromium, url):
     with visit(chromium, url) as page:
         page.evaluate("document.activeElement.blur()")
         reached = []
@@ -213,63 +274,6 @@ def test_all_can_be_reached_by_keyboard(chromium, url):  # noqa: F811
             reached.append(page.evaluate("document.activeElement.id || document.activeElement.className || document.activeElement.tagName"))
         assert reached[0] == "skip"
         assert {"new-chat", "open-chats", "open-settings", "prompt", "budget", "auto", "shade", "race", "send"} - {"budget"} <= set(reached)
-
-
-MARKDOWN = """async (source) => {
-  const { render } = await import("./ui/markdown.js");
-  const node = document.createElement("div");
-  render(node, source);
-  const whole = [...node.children].map((each) => { each.removeAttribute("data-mark"); return each.outerHTML; }).join("");
-  const grown = document.createElement("div");
-  for (let i = 0; i <= source.length; i++) render(grown, source.slice(0, i));
-  for (const each of grown.children) each.removeAttribute("data-mark");
-  if (grown.innerHTML !== whole) throw new Error(`grown ${grown.innerHTML} whole ${whole}`);
-  return whole;
-}"""
-
-
-@pytest.mark.parametrize(
-    "source, html",
-    [
-        ("a *b* **c** `d*e*` ~~f~~", "<p>a <em>b</em> <strong>c</strong> <code>d*e*</code> <del>f</del></p>"),
-        ("2 * 3 * 4 and snake_case_name", "<p>2 * 3 * 4 and snake_case_name</p>"),
-        ("# Head\ntext\n\n---\n> q\n> r", "<h3>Head</h3><p>text</p><hr><blockquote><p>q\nr</p></blockquote>"),
-        ("- a\n- b\n  - c\n\nend", "<ul><li><p>a</p></li><li><p>b</p><ul><li><p>c</p></li></ul></li></ul><p>end</p>"),
-        ("3. a\n4. b", '<ol start="3"><li><p>a</p></li><li><p>b</p></li></ol>'),
-        (r"\*not\* <b>", "<p>*not* &lt;b&gt;</p>"),
-        (
-            "see [x](https://example.com/) or https://example.com/y.",
-            '<p>see <a href="https://example.com/" target="_blank" rel="noopener noreferrer nofollow">x</a> or '
-            '<a href="https://example.com/y" target="_blank" rel="noopener noreferrer nofollow">https://example.com/y</a>.</p>',
-        ),
-        (
-            "```py\nx = 1 # one\n```",
-            '<div class="code-block"><span class="language">py</span><button class="copy-code" type="button" '
-            'aria-label="Copy the py block">Copy</button><pre tabindex="0"><code>x = <span class="hl-number">1</span> '
-            '<span class="hl-comment"># one</span></code></pre></div>',
-        ),
-    ],
-    ids=lambda value: value[:12].replace("\n", " "),
-)
-def test_markdown_is_the_same_whole_and_as_it_grows(chromium, url, source, html):  # noqa: F811
-    with visit(chromium, url) as page:
-        assert page.evaluate(MARKDOWN, source) == html
-
-
-def test_hostile_markdown_takes_no_time(chromium, url):  # noqa: F811
-    hostile = ["*" * 20_000, "[" * 20_000, "`a" * 10_000, "**a " * 5_000, "> " * 5_000, "- " * 5_000, "_*~~" * 5_000, "|" * 20_000]
-    with visit(chromium, url) as page:
-        for source in hostile:
-            took = page.evaluate(
-                """async (source) => {
-                  const { render } = await import("./ui/markdown.js");
-                  const began = performance.now();
-                  render(document.createElement("div"), source);
-                  return performance.now() - began;
-                }""",
-                source,
-            )
-            assert took < 3000, (source[:8], took)
 
 
 LARGE = """async ([nodes, rounds, perFrame]) => {
@@ -300,7 +304,37 @@ LARGE = """async ([nodes, rounds, perFrame]) => {
 }"""
 
 
-def test_large_trees_stay_smooth_and_long_traces_small(chromium, url, record_property):  # noqa: F811
+HEAP = """async ([nodes, rounds]) => {
+  const { Panel } = await import("./ui/panel.js");
+  window.held ??= new Panel(document.getElementById("panel"));
+  const parents = Array.from({ length: nodes + 1 }, (_, i) => i - 1);
+  for (let round = 1; round <= rounds; round++) {
+    window.held.add({
+      round, parents: [...parents], depths: parents.map((each) => each + 1), tokens: parents.map((_, i) => `${i} of ${round}`),
+      probabilities: parents.map(() => Math.random()), path: [0, 1], bonus_token: { token_id: 1, token: "x" }, emitted: [1, 2],
+      round_ms: 30, stage_ms: { draft: 5, build: 1, verify: 20, accept: 1, commit: 1 },
+    });
+    if (round % 20 === 0) await new Promise((done) => setTimeout(() => requestAnimationFrame(done), 0));
+  }
+}"""
+
+
+def test_a_trace_of_500_rounds_fills_no_memory(chromium, url, record_property):
+    """Bytes of the page's heap after 100 rounds, and after 500 more."""
+
+    def heap(rounds):
+        page.evaluate(HEAP, [256, rounds])
+        devtools.send("HeapProfiler.collectGarbage")
+        return devtools.send("Runtime.getHeapUsage")["usedSize"]
+
+    with visit(chromium, url) as page:
+        devtools = page.context.new_cdp_session(page)
+        before, after = heap(100), heap(500)
+        record_property("heap_bytes", [before, after])
+    assert after - before < 2_000_000  # 500 such rounds hold 15 MB
+
+
+def test_large_trees_stay_smooth_and_long_traces_small(chromium, url, record_property):
     with visit(chromium, url) as page:
         found = page.evaluate(LARGE, [1024, 60, 1])
         many = page.evaluate(LARGE, [64, 500, 10])

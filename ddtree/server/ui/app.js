@@ -40,15 +40,19 @@ function settingsChanged() {
 }
 
 function showBudget() {
-  $("budget").disabled = $("auto").checked;
-  $("budget-shown").textContent = $("auto").checked ? "auto" : $("budget").value;
+  const auto = $("auto").checked;
+  $("budget").disabled = $("budget-number").disabled = auto;
+  $("budget-number").value = auto ? "" : $("budget").value;
+  $("budget-number").placeholder = auto ? "auto" : "";
 }
 
 /** The request for the conversation as it stands. */
 function body() {
   const number = (id) => ($(id).value === "" ? null : Number($(id).value));
   const system = $("system").value.trim();
-  const asked = conversation.messages.map(({ role, content }) => ({ role, content }));
+  // A question that failed or was stopped before its answer began is shown, and not asked again with the next.
+  const answered = ({ role }, i, all) => role !== "user" || i === all.length - 1 || all[i + 1].role !== "user";
+  const asked = conversation.messages.filter(answered).map(({ role, content }) => ({ role, content }));
   const wanted = {
     messages: system ? [{ role: "system", content: system }, ...asked] : asked,
     temperature: number("temperature"),
@@ -113,17 +117,17 @@ function footOf(report, reason) {
 async function raced() {
   // Both lanes need one seed, and luck must not tell them apart.
   const wanted = body();
-  const { root, done } = race(ask, { ...wanted, seed: wanted.seed ?? Math.floor(Math.random() * SEEDS) }, $("shade").checked);
+  const { root, done, first } = race(ask, { ...wanted, seed: wanted.seed ?? Math.floor(Math.random() * SEEDS) }, $("shade").checked);
   $("messages").append(root);
   toBottom();
   try {
-    const { message, report } = await done;
-    conversation.messages.push({ ...message, foot: footOf(report) });
+    panel.compare(await done);
     say("Race over.");
   } catch (error) {
     if (error.name === "AbortError") say("Stopped.");
     else refuse(error, { fail: (words) => root.append(make("p", { class: "fault", role: "alert" }, words)) });
   }
+  if (first()) conversation.messages.push({ ...first().message, foot: footOf(first().report) });
 }
 
 function refuse(error, view) {
@@ -161,6 +165,7 @@ function busy(yes) {
   $("stop").disabled = !yes;
   for (const id of ["send", "race", "new-chat", "open-chats"]) $(id).disabled = yes;
   $("messages").setAttribute("aria-busy", yes);
+  document.body.classList.toggle("running", yes);
 }
 
 // ---- showing ----
@@ -221,7 +226,7 @@ async function meet() {
       if (stats.state === "starting") setTimeout(meet, 1000);
       return;
     }
-    $("budget").max = stats.tree_budget.max;
+    $("budget").max = $("budget-number").max = stats.tree_budget.max;
     if (!("auto" in history.settings())) {
       const { default: chosen } = stats.tree_budget;
       $("auto").checked = chosen === "auto";
@@ -268,6 +273,11 @@ $("key-dialog").addEventListener("close", () => {
   meet();
 });
 for (const id of KEPT_SETTINGS) $(id).addEventListener("input", settingsChanged);
+// The slider is too coarse for the small budgets that pay on a CPU.
+$("budget-number").addEventListener("change", () => {
+  $("budget").value = $("budget-number").value;
+  settingsChanged();
+});
 $("shade").addEventListener("change", () => {
   for (const view of views) {
     view.shaded = $("shade").checked;

@@ -1,7 +1,7 @@
 // The live panel: the tree of the round at hand or of an earlier one, acceptance over time, stage times, speeds.
 
 import { draw, make } from "./dom.js";
-import { drawTree, inWords, visible } from "./tree.js";
+import { drawTree, frameOf, inWords, neighbour, nodeAt, visible } from "./tree.js";
 
 const KEPT = 64; // rounds whose trees can be looked at again, so that a long answer does not fill the memory
 const CHARTED = 160; // rounds in the chart
@@ -15,7 +15,8 @@ export class Panel {
     this.most = most;
     this.parts = Object.fromEntries([...root.querySelectorAll("[data-part]")].map((node) => [node.dataset.part, node]));
     this.parts.round.addEventListener("input", () => this.schedule(true));
-    this.parts.tree.addEventListener("pointermove", (event) => this.point(event.target));
+    for (const kind of ["pointermove", "pointerdown"]) this.parts.tree.addEventListener(kind, (event) => this.pointAt(event));
+    this.parts.tree.addEventListener("keydown", (event) => this.step(event));
     // On a small screen the conversation comes first.
     this.parts.more.open = matchMedia("(min-width: 56.01rem)").matches;
     this.drawnAt = 0;
@@ -26,8 +27,9 @@ export class Panel {
   clear() {
     this.kept = [];
     this.lengths = [];
-    this.total = { rounds: 0, nodes: 0, emitted: 0 };
-    this.report = null;
+    this.total = { rounds: 0, nodes: 0, emitted: 0, ms: 0 };
+    this.report = this.plain = null;
+    this.parts.round.max = this.parts.round.value = 0;
     this.schedule(true);
   }
 
@@ -41,6 +43,7 @@ export class Panel {
     this.total.rounds++;
     this.total.nodes += trace.tokens.length - 1;
     this.total.emitted += trace.emitted.length;
+    this.total.ms += trace.round_ms ?? 0;
     this.parts.round.max = Math.max(this.kept.length - 1, 0);
     if (live) this.parts.round.value = this.parts.round.max;
     this.schedule();
@@ -49,6 +52,12 @@ export class Panel {
   /** The answer is whole: `report` is its ddtree object. */
   finish(report) {
     this.report = report;
+    this.schedule(true);
+  }
+
+  /** Plain decoding of the same prompt: its ddtree object. */
+  compare(plain) {
+    this.plain = plain;
     this.schedule(true);
   }
 
@@ -64,50 +73,75 @@ export class Panel {
   draw() {
     this.pending = this.due = false;
     this.drawnAt = performance.now();
+    const before = this.shown;
     const trace = (this.shown = this.kept[Number(this.parts.round.value)]);
     this.parts.round.disabled = this.kept.length < 2;
     this.parts.round.setAttribute("aria-valuetext", trace ? `round ${trace.round}` : "no round yet");
     this.parts.caption.textContent = trace ? caption(trace) : "Ask something, and the draft tree of each round appears here.";
     this.parts.tree.replaceChildren(...(trace && trace.tokens.length > 1 ? [drawTree(trace)] : []));
-    if (this.parts.tree.firstChild) this.showEnd(this.parts.tree.firstChild);
-    this.parts.node.textContent = "";
+    if (this.parts.tree.firstChild && trace !== before) this.reveal(this.parts.tree.querySelector("rect.bonus"));
+    if (trace !== before) this.point(-1);
+    else if (this.pointed >= 0) this.point(this.pointed);
     this.parts.stages.replaceChildren(...(trace ? stages(trace) : []));
     this.parts.chart.replaceChildren(...(this.lengths.length ? [chart(this.lengths)] : []));
     this.figures();
   }
 
-  /** Scroll the drawing, and nothing else, to where the accepted path ends. */
-  showEnd(drawing) {
+  /** Scroll the drawing, and nothing else, until this part of it is seen. */
+  reveal(part) {
     const box = this.parts.tree;
-    const bonus = drawing.querySelector("rect.bonus").getBoundingClientRect();
-    const frame = box.getBoundingClientRect();
+    const [inner, frame] = [part.getBoundingClientRect(), box.getBoundingClientRect()];
     const beyond = (end, start, far, near) => Math.max(end - far + 8, 0) || Math.min(start - near - 8, 0);
-    box.scrollLeft += beyond(bonus.right, bonus.left, frame.right, frame.left);
-    box.scrollTop += beyond(bonus.bottom, bonus.top, frame.bottom, frame.top);
+    box.scrollLeft += beyond(inner.right, inner.left, frame.right, frame.left);
+    box.scrollTop += beyond(inner.bottom, inner.top, frame.bottom, frame.top);
   }
 
   figures() {
-    const { rounds, nodes, emitted } = this.total;
+    const { rounds, nodes, emitted, ms } = this.total;
     const report = this.report;
-    const speed = report?.tokens_per_second;
+    const speed = report ? report.tokens_per_second : ms && (1000 * emitted) / ms;
+    const plain = this.plain?.tokens_per_second;
     const figures = {
       rounds,
       nodes: report?.nodes_verified ?? nodes,
       length: rounds ? (report?.mean_acceptance_length ?? emitted / rounds).toFixed(2) : "–",
-      speed: speed ? `${speed.toFixed(1)}` : "–",
+      speed: speed ? speed.toFixed(1) : "–",
+      plain: plain ? plain.toFixed(1) : "–",
       mode: report ? `${report.mode.replace("_", " ")}, budget ${report.tree_budget}` : "–",
     };
     for (const [name, value] of Object.entries(figures)) this.parts[name].textContent = value;
+    this.parts.plain.parentElement.hidden = !plain;
     this.parts.reason.textContent = report?.reason ?? "";
   }
 
-  /** Say which node the pointer is on. */
-  point(target) {
-    const node = Number(target.dataset?.node);
+  pointAt(event) {
+    const drawing = this.parts.tree.querySelector("svg");
+    if (!drawing) return;
+    const at = new DOMPoint(event.clientX, event.clientY).matrixTransform(drawing.getScreenCTM().inverse());
+    const node = nodeAt(this.shown, at);
+    if (node >= 0) this.point(node);
+  }
+
+  /** Arrow keys go from node to node, Home to the root. */
+  step(event) {
+    const arrow = event.key.startsWith("Arrow");
+    if (!this.parts.tree.firstChild || !(arrow || event.key === "Home")) return;
+    event.preventDefault();
+    this.point(arrow && this.pointed >= 0 ? neighbour(this.shown, this.pointed, event.key) : 0);
+    this.reveal(this.parts.tree.querySelector(".pointed"));
+  }
+
+  /** Frame a node and say what it is; -1 is none. */
+  point(node) {
+    this.pointed = node;
+    this.parts.tree.querySelector(".pointed")?.remove();
+    this.parts.node.textContent = "";
+    if (node < 0) return;
     const trace = this.shown;
-    if (!trace || Number.isNaN(node)) return;
+    this.parts.tree.firstChild.append(frameOf(trace, node));
     const chance = `${(100 * trace.probabilities[node]).toFixed(1)} %`;
-    const what = node ? `node ${node}, depth ${trace.depths[node]}, ${chance}` : "root";
+    const fate = trace.path.includes(node) ? "accepted" : "not accepted";
+    const what = node ? `node ${node}, depth ${trace.depths[node]}, ${chance}, ${fate}` : "root";
     this.parts.node.textContent = `${visible(trace.tokens[node])} (${what})`;
   }
 }
@@ -117,14 +151,15 @@ function caption(trace) {
   return words.length > 300 ? `${words.slice(0, 300)}…` : words;
 }
 
-/** A bar of the round's stages, each as wide as its time. */
-function stages(trace) {
-  return STAGES.map((stage) => {
-    const words = `${stage} ${trace.stage_ms[stage].toFixed(1)} ms`;
-    const node = make("span", { class: `stage ${stage}`, title: words }, words);
-    node.style.flexGrow = trace.stage_ms[stage];
-    return node;
+/** A bar of the round's stages, each as wide as its time, and the times below it. */
+function stages({ stage_ms }) {
+  const bars = STAGES.map((stage) => {
+    const bar = make("span", { class: `stage ${stage}` });
+    bar.style.flexGrow = stage_ms[stage];
+    return bar;
   });
+  const times = STAGES.map((stage) => make("span", { class: `time ${stage}` }, `${stage} ${stage_ms[stage].toFixed(1)} ms`));
+  return [make("div", { class: "bar" }, ...bars), make("p", { class: "caption times" }, ...times)];
 }
 
 /** Acceptance lengths of the last rounds as bars, their mean as a line. */

@@ -9,7 +9,8 @@ class Lane {
     this.view = new MessageView(blank("assistant"), true);
     this.speed = make("output", {}, "waiting");
     this.bar = make("progress", { max: 1, value: 0, "aria-label": name });
-    this.root = make("section", { "aria-label": name }, make("h3", {}, name), this.speed, this.bar, this.view.text);
+    this.root = make("section", { "aria-label": name }, make("h3", {}, name), this.speed, this.bar, this.view.thought, this.view.text);
+    this.view.thought.open = true; // most of a thinking model's race is run in there
     this.steps = [];
   }
 
@@ -17,8 +18,9 @@ class Lane {
   replay(shaded) {
     const { message } = this.view;
     const whole = { ...message };
-    Object.assign(message, { content: "", rounds: [] });
+    Object.assign(message, blank("assistant"));
     this.view.text.replaceChildren();
+    this.view.thoughtText.replaceChildren();
     const began = performance.now();
     let i = 0;
     const step = () => {
@@ -36,7 +38,8 @@ class Lane {
   }
 }
 
-/** Runs `ask(body, onPiece, watched)` for both, the panel watching the first; returns the drawing, and a promise of the first lane's message. */
+/** Runs `ask(body, onPiece, watched)` for both, the panel watching the first. Returns the drawing, a promise of plain decoding's
+ * ddtree object, and `first()`: the first lane's message and ddtree object as soon as it is whole, else null. */
 export function race(ask, body, shaded) {
   const lanes = [new Lane("With draft trees"), new Lane("Plain decoding")];
   const verdict = make("p", { class: "verdict", role: "status" });
@@ -56,24 +59,26 @@ export function race(ask, body, shaded) {
     lane.speed.textContent = answer.report?.tokens_per_second ? `${answer.report.tokens_per_second.toFixed(1)} tokens/s` : "too short to measure";
     lane.view.draw();
   };
+  let first = null;
   const both = async () => {
     try {
       await run(lanes[0], body.tree_budget, true);
-      const first = { ...lanes[0].view.message };
+      first = { message: { ...lanes[0].view.message }, report: lanes[0].report };
       lanes[0].replay(shaded);
       await run(lanes[1], 0, false);
-      verdict.textContent = judge(lanes, first.content);
-      return { message: first, report: lanes[0].report };
+      verdict.textContent = judge(lanes, first.message);
+      return lanes[1].report;
     } catch (error) {
       for (const lane of lanes) lane.ended = true;
       throw error;
     }
   };
-  return { root, done: both() };
+  return { root, done: both(), first: () => first };
 }
 
-function judge([tree, plain], content) {
-  const same = content === plain.view.message.content;
+function judge([tree, plain], first) {
+  const { content, reasoning } = plain.view.message;
+  const same = content === first.content && reasoning === first.reasoning;
   const text = same ? "The texts are the same." : "The texts differ: see ddtree audit.";
   const [fast, slow] = [tree.report?.tokens_per_second, plain.report?.tokens_per_second];
   if (!fast || !slow) return `Too short to compare. ${text}`;

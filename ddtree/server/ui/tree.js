@@ -4,6 +4,7 @@ import { draw } from "./dom.js";
 
 const COLUMN = 72;
 const BOX = 56;
+const MARGIN = 6;
 const LETTERS = 7; // of a token that fit its box
 const SMALLEST = 0.75; // a wide tree shrinks so far, then it scrolls
 const NUM_WIDTHS = 6; // edges of about one width are one path, so that large trees stay quick
@@ -38,15 +39,32 @@ export function rowsOf(parents) {
   return { rows, count: used + 1 };
 }
 
+/** Where everything is: of each node by x(i) and y(i), and the box of the bonus token. */
+function layout({ parents, depths, path }) {
+  const last = path.at(-1);
+  // The bonus token is laid out as the last child of the path's last node.
+  const { rows, count } = rowsOf([...parents, last]);
+  const size = SIZES.find((each) => count <= each.rows);
+  const { row } = size;
+  const height = Math.max(row - 4, 3);
+  const side = Math.max(height, 14);
+  const x = (i) => MARGIN + depths[i] * COLUMN;
+  const y = (i) => MARGIN + rows[i] * row;
+  const bonus = { x: x(last) + COLUMN, y: y(parents.length), side };
+  const width = 2 * MARGIN + (Math.max(...depths, depths[last] + 1) + 1) * COLUMN;
+  const tall = 2 * MARGIN + count * row + side - height;
+  return { ...size, rows, height, x, y, bonus, width, tall };
+}
+
+function edge(x0, y0, x1, y1) {
+  return `M${x0} ${y0}C${x0 + 10} ${y0} ${x1 - 10} ${y1} ${x1} ${y1}`;
+}
+
 /** The drawing. Nodes are `.node` with `data-node`, of a large tree subpaths of `.nodes`; the root is `.root`, accepted ones `.accepted`, the bonus token `.bonus`. */
 export function drawTree(trace) {
-  const { tokens, parents, depths, probabilities, path } = trace;
-  const { rows, count } = rowsOf(parents);
-  const { row, text, merged } = SIZES.find((size) => count <= size.rows);
+  const { tokens, parents, probabilities, path } = trace;
+  const { row, text, merged, height, x, y, bonus, width, tall } = layout(trace);
   const accepted = new Set(path);
-  const height = Math.max(row - 4, 3);
-  const x = (i) => 6 + depths[i] * COLUMN;
-  const y = (i) => 6 + rows[i] * row;
   const edges = Array.from({ length: NUM_WIDTHS }, () => "");
   let pathEdges = "";
   let others = "";
@@ -54,10 +72,9 @@ export function drawTree(trace) {
   const labels = [];
   for (let i = 0; i < parents.length; i++) {
     if (i) {
-      const [x0, y0, y1] = [x(parents[i]) + BOX, y(parents[i]) + height / 2, y(i) + height / 2];
-      const edge = `M${x0} ${y0}C${x0 + 10} ${y0} ${x(i) - 10} ${y1} ${x(i)} ${y1}`;
-      if (accepted.has(i)) pathEdges += edge;
-      else edges[Math.min(Math.floor(probabilities[i] * NUM_WIDTHS), NUM_WIDTHS - 1)] += edge;
+      const d = edge(x(parents[i]) + BOX, y(parents[i]) + height / 2, x(i), y(i) + height / 2);
+      if (accepted.has(i)) pathEdges += d;
+      else edges[Math.min(Math.floor(probabilities[i] * NUM_WIDTHS), NUM_WIDTHS - 1)] += d;
     }
     if (merged && !accepted.has(i)) {
       others += `M${x(i)} ${y(i)}h${BOX}v${height}h${-BOX}z`;
@@ -68,15 +85,7 @@ export function drawTree(trace) {
     if (text || (accepted.has(i) && row >= 12)) labels.push(label(tokens[i], x(i), y(i), height, kind));
   }
   const last = path.at(-1);
-  const end = { x: x(last) + COLUMN, y: y(last) };
-  // A sibling that the drafter found more likely may stand where the bonus token belongs: below everything there is room.
-  const taken = parents.some((parent, i) => parent === last && rows[i] === rows[last]);
-  if (taken) end.y = 6 + count * row;
-  const side = Math.max(height, 14);
-  const from = { x: x(last) + BOX, y: y(last) + height / 2 };
-  const bonusEdge = `M${from.x} ${from.y}C${from.x + 10} ${from.y} ${end.x - 10} ${end.y + side / 2} ${end.x} ${end.y + side / 2}`;
-  const width = 12 + (Math.max(...depths, depths[last] + 1) + 1) * COLUMN;
-  const tall = 12 + count * row + (taken ? side + 4 : Math.max(side - height, 0));
+  const bonusEdge = edge(x(last) + BOX, y(last) + height / 2, bonus.x, bonus.y + bonus.side / 2);
   const drawing = draw(
     "svg",
     { viewBox: `0 0 ${width} ${tall}`, width, height: tall, role: "img", "aria-label": inWords(trace) },
@@ -85,12 +94,38 @@ export function drawTree(trace) {
     draw("path", { class: "edge bonus", d: bonusEdge, "stroke-width": 2 }),
     draw("path", { class: "nodes", d: others }),
     ...boxes,
-    draw("rect", { class: "bonus", x: end.x, y: end.y, width: BOX, height: side, rx: 3 }),
+    draw("rect", { class: "bonus", x: bonus.x, y: bonus.y, width: BOX, height: bonus.side, rx: 3 }),
     ...labels,
-    label(`+${trace.bonus_token.token}`, end.x, end.y, side, "bonus"),
+    label(`+${trace.bonus_token.token}`, bonus.x, bonus.y, bonus.side, "bonus"),
   );
   drawing.style.minWidth = `${width * SMALLEST}px`;
   return drawing;
+}
+
+/** The node whose box holds a place of the drawing, or -1. */
+export function nodeAt(trace, at) {
+  const { x, y, height } = layout(trace);
+  return trace.parents.findIndex((_, i) => at.x >= x(i) && at.x <= x(i) + BOX && at.y >= y(i) && at.y <= y(i) + height);
+}
+
+/** A frame around a node. */
+export function frameOf(trace, node) {
+  const { x, y, height } = layout(trace);
+  return draw("rect", { class: "pointed", x: x(node) - 2, y: y(node) - 2, width: BOX + 4, height: height + 4, rx: 4 });
+}
+
+/** Where an arrow key leads from a node: to its parent, its likeliest or accepted child, or the next node of its depth. */
+export function neighbour(trace, node, key) {
+  const { parents, depths, path } = trace;
+  if (key === "ArrowLeft") return Math.max(parents[node], 0);
+  if (key === "ArrowRight") {
+    const child = path.find((each) => parents[each] === node) ?? parents.indexOf(node);
+    return child > 0 ? child : node;
+  }
+  const { rows } = layout(trace);
+  const level = parents.map((_, i) => i).filter((i) => depths[i] === depths[node]);
+  const ordered = level.sort((a, b) => rows[a] - rows[b]);
+  return ordered[ordered.indexOf(node) + (key === "ArrowDown" ? 1 : -1)] ?? node;
 }
 
 function label(token, x, y, height, kind) {
