@@ -43,6 +43,33 @@ QWEN3_8B_DRAFTER = {
     "rope_theta": 1000000,
     "vocab_size": 151936,
 }
+QWEN3_CODER_30B = {
+    **QWEN3_8B,
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "hidden_size": 2048,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "intermediate_size": 6144,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "rope_theta": 10000000,
+    "max_position_embeddings": 262144,
+}
+# The drafter's own depth and width are assumed: as the 8B's, at this model's width.
+QWEN3_CODER_30B_DRAFTER = {
+    **QWEN3_8B_DRAFTER,
+    "dflash_config": {"mask_token_id": 151669, "target_layer_ids": [1, 12, 23, 34, 45]},
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_key_value_heads": 4,
+    "num_target_layers": 48,
+    "max_position_embeddings": 262144,
+}
 # Every kind of layer in widths that a CPU runs in a second: for trying the scripts.
 SMALL = {
     **published_shapes.TARGET["text_config"],
@@ -81,6 +108,7 @@ DENSE_DRAFTER |= {"dflash_config": {"mask_token_id": 511, "target_layer_ids": [0
 PAIRS = {
     "qwen3.6-27b": (published_shapes.TARGET, published_shapes.DRAFTER),
     "qwen3-8b": (QWEN3_8B, QWEN3_8B_DRAFTER),
+    "qwen3-coder-30b-a3b": (QWEN3_CODER_30B, QWEN3_CODER_30B_DRAFTER),
     "small": (SMALL, SMALL_DRAFTER),
     "small-dense": (DENSE, DENSE_DRAFTER),
 }

@@ -31,6 +31,8 @@ from ddtree.kernels.tree_attention import tree_attention_pooled
 from ddtree.models.gated_attention import GatedAttention
 from ddtree.models.gated_delta_net import GatedDeltaNet
 from ddtree.models.layers import MLP, Attention, Linear, ZeroCentredRMSNorm
+from ddtree.models.moe import MoE
+from ddtree.models.pooled_moe import moe_pooled
 
 
 class PooledTarget:
@@ -84,7 +86,10 @@ class PooledTarget:
             add_linear(mixer.o_proj, mixed, hidden)
 
     def _feed_forward(self, mlp: nn.Module, normed: torch.Tensor, hidden: torch.Tensor) -> None:
-        add_linear(mlp.down_proj, swiglu(mlp.gate_up_proj(normed)), hidden)
+        if isinstance(mlp, MoE):
+            hidden.add_(moe_pooled(mlp, normed))
+        else:
+            add_linear(mlp.down_proj, swiglu(mlp.gate_up_proj(normed)), hidden)
 
     def _attend(self, mixer: nn.Module, normed: torch.Tensor, rows: PooledRows, place: int) -> torch.Tensor:
         """[R, C] -> [R, H * D], gated where the family gates."""
@@ -193,8 +198,8 @@ def unsupported(model) -> str | None:
         mixer = mixer_of(layer)
         if not isinstance(mixer, (Attention, GatedAttention, GatedDeltaNet)):
             return f"{type(mixer).__name__} has no pooled form"
-        if not isinstance(layer.mlp, MLP):
-            return f"{type(layer.mlp).__name__} (a mixture of experts) has no pooled form yet"
+        if not isinstance(layer.mlp, (MLP, MoE)):
+            return f"{type(layer.mlp).__name__} has no pooled form"
     return None
 
 

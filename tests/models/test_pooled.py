@@ -10,7 +10,7 @@ from ddtree.caches.pages import PageAllocator
 from ddtree.caches.pooled_rows import PREFILL, STEP, TREE, PooledRows, consecutive_rows
 from ddtree.caches.pools import PageTable
 from ddtree.caches.rows import Rows, Span
-from ddtree.doctor.hybrid import random_hybrid
+from ddtree.doctor.hybrid import TARGET, random_hybrid
 from ddtree.models.pooled_dflash import PooledDFlash
 from ddtree.models.pooled_target import PooledTarget
 from ddtree.tree.draft_tree import DraftTree
@@ -45,6 +45,21 @@ def targets():
     for architecture, cls in (("LlamaForCausalLM", Llama), ("Qwen3ForCausalLM", Qwen3)):
         model = cls(ModelConfig.from_hf({**base, "architectures": [architecture]}), "cpu", torch.float32)
         fill(model, torch.Generator().manual_seed(1))
+        model.finish_loading()
+        yield architecture, model.eval()
+
+
+    from ddtree.models.qwen3_5_moe import Qwen3_5Moe
+    from ddtree.models.qwen3_moe import Qwen3Moe
+
+    experts = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True}
+    shared = {**TARGET, **experts, "shared_expert_intermediate_size": 20}
+    for architecture, cls, config in (
+        ("Qwen3MoeForCausalLM", Qwen3Moe, {**base, **experts, "decoder_sparse_step": 1, "mlp_only_layers": []}),
+        ("Qwen3_5MoeForCausalLM", Qwen3_5Moe, shared),
+    ):
+        model = cls(ModelConfig.from_hf({**config, "architectures": [architecture]}), "cpu", torch.float32)
+        fill(model, torch.Generator().manual_seed(2))
         model.finish_loading()
         yield architecture, model.eval()
 
