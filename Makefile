@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup serve test test-all lint clean
+.PHONY: setup serve test test-all browser lint clean
 
 setup: $(STAMP)
 
@@ -28,6 +28,10 @@ test-all: setup
 	$(BIN)/ddtree fetch smollm2
 	$(BIN)/python -m tests.qwen3_files
 	$(BIN)/python -m pytest -q -m "not gpu"
+
+# A headless Chromium, without which the tests of the chat page are skipped; wants root and apt, and does nothing elsewhere.
+browser:
+	@.ci/browser
 
 lint: setup
 	$(BIN)/ruff check .

@@ -24,7 +24,7 @@ def chromium():
     sync_api = pytest.importorskip("playwright.sync_api")
     binary = next(filter(None, map(shutil.which, BINARIES)), None)
     if binary is None:
-        pytest.skip("no Chromium here: Debian's package chromium-headless-shell has one")
+        pytest.skip("no Chromium here: `make browser` as root installs Debian's")
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=binary, args=["--no-sandbox"])
         yield browser
