@@ -1,0 +1,84 @@
+"""What the gated delta kernels do to one block of rows: pieces that run inside them.
+
+Letters: n rows of a block (a power of two), K key dim, V value dim, as tiles padded to powers of two.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+L2_EPS = tl.constexpr(1e-6)  # as in closed_form
+
+
+@triton.jit
+def inverse_norms(rows):
+    """[n, K] -> [n] fp32: what makes each row one of length 1."""
+    rows = rows.to(tl.float32)
+    return tl.rsqrt(tl.sum(rows * rows, axis=1) + L2_EPS)
+
+
+@triton.jit
+def dot_rows(rows, other_rows):
+    """[n, K] x [m, K] -> [n, m] fp32. Products of bf16 and fp16 are exact in the tensor cores."""
+    if rows.dtype == tl.float32:
+        return tl.dot(rows, tl.trans(other_rows), input_precision="tf32x3")
+    return tl.dot(rows, tl.trans(other_rows))
+
+
+@triton.jit
+def dot_matrix(rows, matrix, total):
+    """total [n, V] + rows [n, K] x matrix [K, V] fp32, to about fp32."""
+    if rows.dtype == tl.bfloat16:
+        # Three bf16 parts hold all 24 bits of an fp32 number, so only the additions round.
+        high = matrix.to(tl.bfloat16)
+        rest = matrix - high.to(tl.float32)
+        middle = rest.to(tl.bfloat16)
+        low = (rest - middle.to(tl.float32)).to(tl.bfloat16)
+        total = tl.dot(rows, low, total)
+        total = tl.dot(rows, middle, total)
+        return tl.dot(rows, high, total)
+    return tl.dot(rows.to(tl.float32), matrix, total, input_precision="tf32x3")
+
+
+@triton.jit
+def decay_between(log_decays, other_log_decays, related):
+    """exp(c_i - c_j) [n, m] fp32 where `related` [n, m], else 0; from sums [n] and [m] fp64."""
+    # Two floats hold a sum as well as the exp can tell, at the speed of fp32 where fp64 is slow.
+    high, other_high = log_decays.to(tl.float32), other_log_decays.to(tl.float32)
+    low = (log_decays - high.to(tl.float64)).to(tl.float32)
+    other_low = (other_log_decays - other_high.to(tl.float64)).to(tl.float32)
+    difference = (high[:, None] - other_high[None, :]) + (low[:, None] - other_low[None, :])
+    # Masked before the exp: between rows that are not on one path the difference can be large and positive.
+    return tl.where(related, tl.exp(tl.where(related, difference, 0.0)), 0.0)
+
+
+@triton.jit
+def unit_lower_inverse(lower, SIZE: tl.constexpr):
+    """(I + lower)^-1 [n, n] fp32, `lower` being 0 on and above the diagonal; n = 16, 32 or 64.
+
+    The inverse of [[A, 0], [C, B]] is [[A', 0], [-B' C A', B']]: from blocks of 2 rows to 4, 8, 16, in IEEE fp32,
+    then 32 and 64. Each factor is a part of the inverse itself, whose entries are bounded by 1 here (products of
+    contractions), so nothing cancels, as it would between high powers of `lower`.
+    """
+    # The 16 x 16 blocks on the diagonal, side by side.
+    COUNT: tl.constexpr = SIZE // 16
+    block = tl.arange(0, COUNT)
+    on_diagonal = block[:, None, None, None] == block[None, None, :, None]
+    small = tl.sum(tl.where(on_diagonal, tl.reshape(lower, (COUNT, 16, COUNT, 16)), 0.0), axis=2)
+    row, column = tl.arange(0, 16)[None, :, None], tl.arange(0, 16)[None, None, :]
+    inverse = tl.where(row == column, 1.0, 0.0) - tl.where(row // 2 == column // 2, small, 0.0)
+    for level in tl.static_range(1, 4):
+        pair = row // 2 ** (level + 1) == column // 2 ** (level + 1)
+        corner = tl.where(pair & (row // 2**level != column // 2**level), small, 0.0)
+        product = tl.dot(inverse, corner, input_precision="ieee")
+        inverse -= tl.dot(product, inverse, input_precision="ieee")
+    whole = tl.reshape(tl.where(on_diagonal, inverse[:, :, None, :], 0.0), (SIZE, SIZE))
+    row, column = tl.arange(0, SIZE)[:, None], tl.arange(0, SIZE)[None, :]
+    for level in tl.static_range(4, 6):
+        if 2**level < SIZE:
+            pair = row // 2 ** (level + 1) == column // 2 ** (level + 1)
+            corner = tl.where(pair & (row // 2**level != column // 2**level), lower, 0.0)
+            product = tl.dot(whole, corner, input_precision="tf32x3")
+            whole -= tl.dot(product, whole, input_precision="tf32x3")
+    return whole
