@@ -54,8 +54,8 @@ class Shard:
         torch.set_float32_matmul_precision("highest")  # no TF32
         self.args = args
         self.tokenizer = Tokenizer.load(Path(args.target))
-        self.engine = load_engine(args.target, args.drafter, device=args.device, dtype=args.dtype)
-        self.engine.config = replace(self.engine.config, max_running=args.side_by_side)
+        sizes = {"device": args.device, "dtype": args.dtype, "max_running": args.side_by_side}
+        self.engine = load_engine(args.target, args.drafter, **sizes)
         self.reference = self._load_reference() if args.reference else None
 
     def _load_reference(self):

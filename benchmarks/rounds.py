@@ -95,8 +95,7 @@ class Bench:
             self.sync()
             self.capture_s[str(key)] = round(time.perf_counter() - started, 2)
         device_round = self.rounds[key]
-        device_round.launch([self.slot], [1], [budget], [device_round.num_slots - 1])
-        device_round.wait()
+        device_round.launch([self.slot], [1], [budget], [device_round.num_slots - 1]).wait()
         return device_round
 
     def at(self, context: int):
@@ -107,11 +106,10 @@ class Bench:
         """Milliseconds a round, and the synthetic acceptance length."""
         device_round, lengths = self.round(budget, absorbs), []
         set_context = self.at(context)
-        times = self.timer.times(device_round.graph.replay, self.args.repeats, set_context)
+        times = self.timer.times(device_round.lanes[0].graph.replay, self.args.repeats, set_context)
         for _ in range(self.args.repeats):
             set_context()
-            device_round.relaunch()
-            lengths.append(int(device_round.wait()[0, 0]))
+            lengths.append(int(device_round.relaunch().wait()[0, 0]))
         return spread(times), statistics.mean(lengths)
 
     def idle(self, budget: int, rounds: int) -> dict:
@@ -146,9 +144,8 @@ class Bench:
             engine.step()
         self.slot = state.open(state.table.max_tokens - state.most_staged - 64)
         device_round = next(iter(engine.device_rounds._rounds.values()))
-        device_round.launch([self.slot], [1], [budget], [device_round.num_slots - 1])
-        device_round.wait()
-        device = statistics.median(self.timer.times(device_round.graph.replay, 20, self.at(800)))
+        device_round.launch([self.slot], [1], [budget], [device_round.num_slots - 1]).wait()
+        device = statistics.median(self.timer.times(device_round.lanes[0].graph.replay, 20, self.at(800)))
         walls, tokens_per_s = results[-1]
         gaps = spread([wall - device for wall in walls[2:]])
         return {"idle_ms": gaps, "engine_round_ms": spread(walls[2:]), "device_round_ms": round(device, 4), "tokens_per_s": round(tokens_per_s, 1)}
@@ -221,7 +218,7 @@ class Bench:
         self.at(context)()
         self.sync()
         with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-            device_round.graph.replay()
+            device_round.lanes[0].graph.replay()
             self.sync()
         totals: dict[str, list] = {}
         for event in profiler.events():

@@ -154,11 +154,9 @@ class DeviceAuto:
         """Median milliseconds of a captured round, over the dummy slot."""
         captured, times = self.rounds.prepare(shape), []
         for number in range(TIMED + 2):
-            captured.launch([], [], [], [])
-            captured.wait()
+            captured.launch([], [], [], []).wait()
             started = time.perf_counter()
-            captured.relaunch()
-            captured.wait()
+            captured.relaunch().wait()
             if number >= 2:
                 times.append(1000 * (time.perf_counter() - started))
         return statistics.median(times)

@@ -37,10 +37,38 @@ class RoundShape:
         return 1 + self.max_budget
 
 
-class DeviceRound:
-    """Static buffers and the graph of one round shape."""
+class Lane:
+    """One of the graphs of a round, with its own report and times, so that a round can run while another's are read."""
 
-    def __init__(self, state: PooledState, shape: RoundShape, *, graphs: bool = True, pool=None) -> None:
+    def __init__(self, device_round: DeviceRound, graphs: bool, pool) -> None:
+        self.device_round, device = device_round, device_round.state.device
+        self.marks = Marks(STAGES, device)
+        self.host_report = torch.zeros(device_round.report.shape, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self.done = torch.cuda.Event() if device.type == "cuda" else None
+        self.graph = Graph(self._work, device, graphs, pool)
+
+    def _work(self) -> None:
+        self.device_round.run(self.marks)
+        self.host_report.copy_(self.device_round.report, non_blocking=True)
+
+    def launch(self) -> None:
+        self.graph.replay()
+        if self.done is not None:
+            self.done.record()
+
+    def wait(self) -> np.ndarray:
+        """Wait for the round; its report, [sequences that take part, ...] int64. Another launch does not touch the copy."""
+        if self.done is not None:
+            self.done.synchronize()
+        return self.host_report[: self.device_round.num_real].numpy().copy()
+
+
+class DeviceRound:
+    """Static buffers and the graphs of one round shape."""
+
+    def __init__(
+        self, state: PooledState, shape: RoundShape, *, graphs: bool = True, num_lanes: int = 1, pool=None
+    ) -> None:
         self.state, self.shape = state, shape
         device, count = state.device, shape.num_sequences
         self.slots = torch.full((count,), state.dummy, dtype=torch.int32, device=device)
@@ -52,19 +80,17 @@ class DeviceRound:
         if shape.max_budget:
             self.trees = TreeBuffers(count, shape.max_budget, device)
         self.report = torch.zeros(count, report_width(self.path_rows, shape.rows_each), dtype=torch.int64, device=device)
-        self.host_report = torch.zeros(self.report.shape, dtype=torch.int64, pin_memory=device.type == "cuda")
         self.num_real = 0  # sequences that take part; the others are padding
-        self.done = torch.cuda.Event() if device.type == "cuda" else None
-        self.marks = Marks(STAGES, device)
-        self.graph = Graph(self.run, device, graphs, pool)
+        self.lanes = [Lane(self, graphs, pool) for _ in range(num_lanes)]
+        self._next = 0
 
     @property
     def _shrinkable(self) -> bool:
         return self.state.drafter is not None and self.state.drafter.config.shrinkable_block
 
-    def run(self) -> None:
+    def run(self, mark: Marks) -> None:
         """Emit at least one token for every sequence; the last one emitted is its next root."""
-        state, slots, mark = self.state, self.slots, self.marks
+        state, slots = self.state, self.slots
         roots = state.roots[slots.long()]
         mark(0)
         if self.shape.max_budget:
@@ -158,10 +184,9 @@ class DeviceRound:
             parts.append(trees.counts[:, None])
             parts += [t.view(count, -1) for t in (trees.token_ids, trees.parents, trees.depths, scores)]
         torch.cat([part.to(torch.int64) for part in parts], dim=1, out=self.report)
-        self.host_report.copy_(self.report, non_blocking=True)
 
     @torch.inference_mode()
-    def launch(self, slots: list[int], roots: list[int], budgets: list[int], depths: list[int]) -> None:
+    def launch(self, slots: list[int], roots: list[int], budgets: list[int], depths: list[int]) -> Lane:
         """Upload who takes part (padded with the dummy slot), and queue the round."""
         self.num_real = len(slots)
         padding = self.shape.num_sequences - len(slots)
@@ -170,19 +195,14 @@ class DeviceRound:
         self.budgets.copy_(torch.tensor(budgets + [-1] * padding, dtype=torch.int32))
         self.num_depths.copy_(torch.tensor(depths + [0] * padding, dtype=torch.int32))
         self.state.roots.index_copy_(0, self.slots.long(), torch.tensor(roots + [0] * padding).to(self.slots.device))
-        self.relaunch()
+        return self.relaunch()
 
-    def relaunch(self) -> None:
-        """Queue the round again for the same sequences."""
-        self.graph.replay()
-        if self.done is not None:
-            self.done.record()
-
-    def wait(self) -> np.ndarray:
-        """Wait for the round; its report, [sequences that take part, ...] int64. A relaunch does not touch the copy."""
-        if self.done is not None:
-            self.done.synchronize()
-        return self.host_report[: self.num_real].numpy().copy()
+    def relaunch(self) -> Lane:
+        """Queue the round again for the same sequences, in the next lane."""
+        lane = self.lanes[self._next]
+        self._next = (self._next + 1) % len(self.lanes)
+        lane.launch()
+        return lane
 
     def emitted(self, report: np.ndarray) -> list[list[int]]:
         """The tokens that each sequence emitted: all that the host must know to launch the next round."""

@@ -7,13 +7,14 @@ else that the host does with them: the device waits for a look at a few integers
 from __future__ import annotations
 
 import operator
+from collections import deque
 from collections.abc import Sequence as SequenceOf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from ddtree.engine.decode_round import Round, settle
-from ddtree.engine.device_round import DeviceRound, RoundShape
+from ddtree.engine.device_round import DeviceRound, Lane, RoundShape
 from ddtree.engine.graphs import bucket_of
 from ddtree.engine.pooled_state import PooledState
 from ddtree.engine.sequence import Sequence
@@ -27,36 +28,52 @@ if TYPE_CHECKING:
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # numbers of sequences that a round is captured for
 BUDGETS = (0, 2, 4, 7, 15, 31, 47, 63, 79, 95, 127, 159, 191, 255, 383, 511, 767, 1024)  # and tree budgets
 
+SMALL_BYTES = 3 << 30  # weights of a target up to which rounds run ahead of what the host has read
+
+
+class Flight(NamedTuple):
+    """A round that was launched and not yet read."""
+
+    device_round: DeviceRound
+    sequences: list[Sequence]
+    lane: Lane
+
 
 class DeviceRounds:
-    """Captured rounds by shape, and the one in flight."""
+    """Captured rounds by shape, and those in flight."""
 
     def __init__(self, state: PooledState, *, graphs: bool = True, round_type: type[DeviceRound] = DeviceRound) -> None:
         self.state, self.graphs, self.round_type = state, graphs, round_type
         self.auto: DeviceAuto | None = None  # plans the rounds of sequences that leave their budget to it
+        # Of a small model a round is short against what the host does after it, and one in vain is cheap.
+        self.num_lanes = 2 if state.target.num_bytes < SMALL_BYTES else 1
         self._rounds: dict[RoundShape, DeviceRound] = {}
-        self._flying: tuple[DeviceRound, list[Sequence]] | None = None
+        self._flying: deque[Flight] = deque()  # oldest first
 
-    def takes(self, sequences: SequenceOf[Sequence]) -> bool:
-        """Whether a round of these needs nothing of the host."""
-        return all(suits(s) and self._within_drafter(s) for s in sequences) and self._fits(sequences)
+    def takes(self, sequences: SequenceOf[Sequence], ahead: int = 0) -> bool:
+        """Whether a round of these, `ahead` tokens from now, needs nothing of the host."""
+        return all(suits(s) and self._within_drafter(s, ahead) for s in sequences) and self._fits(sequences)
 
     def run(self, sequences: SequenceOf[Sequence], clock: StageClock) -> list[tuple[Sequence, Round]]:
         """Finish the round in flight, or launch one for `sequences` and finish it; launch the next if nobody ends.
 
         `clock` gets the stages' times on the device.
         """
-        if self._flying is None:
+        if not self._flying:
             self._launch(list(sequences))
-        device_round, flying = self._flying
-        report = device_round.wait()
-        for stage, seconds in device_round.marks.seconds().items():
+        flight = self._flying[0]
+        same = len(flight.sequences) == len(sequences) and all(map(operator.is_, flight.sequences, sequences))
+        if same and len(self._flying) < self.num_lanes:
+            self._run_ahead(flight)
+        report = flight.lane.wait()
+        self._flying.popleft()
+        for stage, seconds in flight.lane.marks.seconds().items():
             clock.seconds[stage] += seconds
-        self._flying = None
-        if len(flying) == len(sequences) and all(map(operator.is_, flying, sequences)):
-            self._go_on(device_round, flying, device_round.emitted(report))
+        if same and not self._flying:
+            self._go_on(flight, flight.device_round.emitted(report))
         # From here on the device is busy again.
-        live = [(s, *result) for s, result in zip(flying, device_round.read(report), strict=True) if s in sequences]
+        results = flight.device_round.read(report)
+        live = [(s, *result) for s, result in zip(flight.sequences, results, strict=True) if s in sequences]
         if self.auto is not None:
             self.auto.observe(live)
         return [(sequence, self._settle(sequence, tree, acceptance)) for sequence, tree, acceptance in live]
@@ -67,19 +84,18 @@ class DeviceRounds:
         return each
 
     def drain(self) -> None:
-        """Forget the round in flight, once it is done; what it emitted is lost, so only for sequences that leave."""
-        if self._flying is not None:
-            self._flying[0].wait()
-            self._flying = None
+        """Forget the rounds in flight, once they are done; what they emitted is lost, so only for sequences that leave."""
+        while self._flying:
+            self._flying.popleft().lane.wait()
 
     @property
     def flying(self) -> bool:
-        return self._flying is not None
+        return bool(self._flying)
 
     def prepare(self, shape: RoundShape) -> DeviceRound:
         """The captured round of this shape."""
         if shape not in self._rounds:
-            self._rounds[shape] = self.round_type(self.state, shape, graphs=self.graphs)
+            self._rounds[shape] = self.round_type(self.state, shape, graphs=self.graphs, num_lanes=self.num_lanes)
         return self._rounds[shape]
 
     def shape_of(self, sequences: SequenceOf[Sequence]) -> RoundShape:
@@ -92,10 +108,10 @@ class DeviceRounds:
             absorbs=any(s.drafts for s in sequences),
         )
 
-    def _within_drafter(self, sequence: Sequence) -> bool:
+    def _within_drafter(self, sequence: Sequence, ahead: int) -> bool:
         # Past the context that the drafter was made for, the host decides.
         limit = self.state.drafter_context
-        return not sequence.drafts or limit is None or sequence.context_length + self.state.block_size < limit
+        return not sequence.drafts or limit is None or sequence.context_length + ahead + self.state.block_size < limit
 
     def _fits(self, sequences: SequenceOf[Sequence]) -> bool:
         pinned = [s for s in sequences if s.auto is None]  # the others are planned to fit
@@ -103,16 +119,23 @@ class DeviceRounds:
         budget = bucket_of(max((s.tree_budget for s in pinned if s.drafts), default=0), BUDGETS)
         return batch * (1 + budget) <= self.state.max_rows
 
-    def _go_on(self, device_round: DeviceRound, sequences: list[Sequence], emitted: list[list[int]]) -> None:
+    def _run_ahead(self, flight: Flight) -> None:
+        """Launch the round after `flight` before that one's tokens are known, unless it could be in vain for sure."""
+        most = flight.device_round.path_rows
+        if all(s.num_remaining > 2 * most for s in flight.sequences) and self.takes(flight.sequences, ahead=2 * most):
+            self._flying.append(Flight(flight.device_round, flight.sequences, flight.device_round.relaunch()))
+
+    def _go_on(self, flight: Flight, emitted: list[list[int]]) -> None:
         """Launch the next round of the same sequences, if none may have ended; the host has not taken in their tokens yet."""
+        sequences = flight.sequences
         if any(map(may_end, sequences, emitted)) or not self.takes(sequences):
             return
         before = [sequence.tree_budget for sequence in sequences]
         if self.auto is not None:
             self.auto.plan(sequences)
         if before == [sequence.tree_budget for sequence in sequences]:
-            device_round.relaunch()  # all of their state is on the device already
-            self._flying = (device_round, sequences)
+            # All of their state is on the device already.
+            self._flying.append(Flight(flight.device_round, sequences, flight.device_round.relaunch()))
         else:
             self._upload(sequences, [token_ids[-1] for token_ids in emitted])
 
@@ -127,8 +150,7 @@ class DeviceRounds:
         slots = [sequence.target_state.slot for sequence in sequences]
         budgets = [sequence.tree_budget if sequence.drafts else 0 for sequence in sequences]
         depths = [min(budget, device_round.num_slots - 1) for budget in budgets]
-        device_round.launch(slots, roots, budgets, depths)
-        self._flying = (device_round, sequences)
+        self._flying.append(Flight(device_round, sequences, device_round.launch(slots, roots, budgets, depths)))
 
 
 def suits(sequence: Sequence) -> bool:

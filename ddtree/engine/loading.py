@@ -18,6 +18,7 @@ from ddtree.models.registry import load_target
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 SINGLE_THREADED = 30_000_000  # parameters up to which one thread serves a CPU
+ROWS_EACH = 32  # that a round over pools may verify per sequence when all that may run do
 _threads_before = 0  # what a small model took away, for a larger one loaded after it
 
 
@@ -90,12 +91,13 @@ def load_engine(
         drafter_model = load_drafter(Path(drafter_path), model.config, place, kind)
     limits = {"max_tree_budget": max_tree_budget, "max_running": max_running}
     if place.type == "cuda" and unsupported(model) is None:
-        tokens = tokens_that_fit(model, drafter_model, max_running, max_tree_budget)
+        max_rows = max(1 + max_tree_budget, ROWS_EACH * max_running)
+        tokens = tokens_that_fit(model, drafter_model, max_running, max_rows)
         if tokens < max_context and asked is not None:
             raise ValueError(f"max_context {max_context} tokens do not fit into this GPU's memory beside the weights; {tokens} do")
         config = EngineConfig(max_context=min(max_context, tokens), **limits)
         num_tokens = min(tokens, max_running * config.max_context)
-        return pooled_engine(model, drafter_model, config, num_tokens=num_tokens, graphs=cuda_graphs)
+        return pooled_engine(model, drafter_model, config, num_tokens=num_tokens, max_rows=max_rows, graphs=cuda_graphs)
     drafter = Drafter(drafter_model, model) if drafter_model is not None else None
     layers = drafter_model.config.target_layer_ids if drafter_model is not None else ()
     config = EngineConfig(max_context=max_context, **limits)

@@ -41,15 +41,15 @@ def pooled_engine(
     return engine
 
 
-def tokens_that_fit(model, drafter_model, max_running: int, max_tree_budget: int, memory_share: float = 0.9) -> int:
+def tokens_that_fit(model, drafter_model, max_running: int, max_rows: int, memory_share: float = 0.9) -> int:
     """Tokens of all sequences together whose keys and values fit into the device's free memory, the weights being there.
 
-    Graphs, logits and what the largest tree stages are put aside first; of the rest, `memory_share` is used.
+    Graphs, logits and what `max_rows` rows stage are put aside first; of the rest, `memory_share` is used.
     """
     free, _ = torch.cuda.mem_get_info(model.device)
     free += torch.cuda.memory_reserved(model.device) - torch.cuda.memory_allocated(model.device)
     config, size = model.config, model.dtype.itemsize
-    rows = max(LEAST_ROWS, 1 + max_tree_budget)
+    rows = max(LEAST_ROWS, max_rows)
     aside = 2 * rows * (config.vocab_size + 8 * config.intermediate_size) * size + (1 << 30)
     num_linear = 0
     if config.linear_attention is not None:

@@ -51,6 +51,11 @@ class PooledTarget:
     def feature_width(self) -> int:
         return len(self.feature_layers) * self.config.hidden_size
 
+    @property
+    def num_bytes(self) -> int:
+        """Of the weights."""
+        return sum(parameter.nbytes for parameter in self.model.parameters())
+
     def __call__(self, rows: PooledRows, features: torch.Tensor | None = None) -> torch.Tensor:
         """Stage `rows` (or commit them: `STEP`, `PREFILL`) -> [R, C] after the final norm.
 
