@@ -35,7 +35,7 @@ def gates_pooled(
     """
     gates = Gates.of(a, b, decay_rate, dt_bias)
     if a.is_cuda:
-        from ddtree.kernels.causal_conv.triton_rows import run_gates
+        from ddtree.kernels.causal_conv.triton_gates import run_gates
 
         run_gates(gates)
     else:
