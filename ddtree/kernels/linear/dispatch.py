@@ -1,0 +1,49 @@
+"""CUDA tensors: the streaming kernels where they win, else cuBLAS between the kernels of `kernels.fused`."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from ddtree.kernels import fused
+
+
+def fused_linear_cuda(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    norm: tuple[torch.Tensor, float, str] | None,
+    swiglu: bool,
+    residual: torch.Tensor | None,
+    out: torch.Tensor | None,
+) -> torch.Tensor:
+    """Same arguments and result as `fused_linear`."""
+    return fused_linear_cublas(x, weight, bias, norm, swiglu, residual, out)
+
+
+def fused_linear_cublas(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    norm: tuple[torch.Tensor, float, str] | None,
+    swiglu: bool,
+    residual: torch.Tensor | None,
+    out: torch.Tensor | None,
+) -> torch.Tensor:
+    """The same in up to four launches. Works on any device."""
+    if norm is not None:
+        x = fused.rms_norm(x, *norm)
+    if swiglu:
+        gated = fused.swiglu(F.linear(x, weight, bias))
+        if residual is not None:
+            return torch.add(gated, residual, out=out)
+        return gated if out is None else out.copy_(gated)
+    if residual is not None and bias is not None:
+        residual = torch.add(residual, bias)
+    if residual is not None:
+        if out is residual:
+            return out.addmm_(x, weight.t())
+        return torch.addmm(residual, x, weight.t(), out=out)
+    if bias is not None:
+        return torch.addmm(bias, x, weight.t(), out=out)
+    return torch.mm(x, weight.t(), out=out)
