@@ -66,9 +66,7 @@ class Lane:
 class DeviceRound:
     """Static buffers and the graphs of one round shape."""
 
-    def __init__(
-        self, state: PooledState, shape: RoundShape, *, graphs: bool = True, num_lanes: int = 1, pool=None
-    ) -> None:
+    def __init__(self, state: PooledState, shape: RoundShape, *, graphs: bool = True, pool=None) -> None:
         self.state, self.shape = state, shape
         device, count = state.device, shape.num_sequences
         self.slots = torch.full((count,), state.dummy, dtype=torch.int32, device=device)
@@ -81,7 +79,7 @@ class DeviceRound:
             self.trees = TreeBuffers(count, shape.max_budget, device)
         self.report = torch.zeros(count, report_width(self.path_rows, shape.rows_each), dtype=torch.int64, device=device)
         self.num_real = 0  # sequences that take part; the others are padding
-        self.lanes = [Lane(self, graphs, pool) for _ in range(num_lanes)]
+        self.lanes = [Lane(self, graphs, pool) for _ in range(2)]
         self._next = 0
 
     @property

@@ -46,7 +46,7 @@ class DeviceRounds:
         self.state, self.graphs, self.round_type = state, graphs, round_type
         self.auto: DeviceAuto | None = None  # plans the rounds of sequences that leave their budget to it
         # Of a small model a round is short against what the host does after it, and one in vain is cheap.
-        self.num_lanes = 2 if state.target.num_bytes < SMALL_BYTES else 1
+        self.runs_ahead = state.target.num_bytes < SMALL_BYTES
         self._rounds: dict[RoundShape, DeviceRound] = {}
         self._flying: deque[Flight] = deque()  # oldest first
 
@@ -63,15 +63,15 @@ class DeviceRounds:
             self._launch(list(sequences))
         flight = self._flying[0]
         same = len(flight.sequences) == len(sequences) and all(map(operator.is_, flight.sequences, sequences))
-        if same and len(self._flying) < self.num_lanes:
+        if same and self.runs_ahead and len(self._flying) == 1:
             self._run_ahead(flight)
         report = flight.lane.wait()
         self._flying.popleft()
-        for stage, seconds in flight.lane.marks.seconds().items():
-            clock.seconds[stage] += seconds
         if same and not self._flying:
             self._go_on(flight, flight.device_round.emitted(report))
-        # From here on the device is busy again.
+        # From here on the device is busy again, in the other lane.
+        for stage, seconds in flight.lane.marks.seconds().items():
+            clock.seconds[stage] += seconds
         results = flight.device_round.read(report)
         live = [(s, *result) for s, result in zip(flight.sequences, results, strict=True) if s in sequences]
         if self.auto is not None:
@@ -95,7 +95,7 @@ class DeviceRounds:
     def prepare(self, shape: RoundShape) -> DeviceRound:
         """The captured round of this shape."""
         if shape not in self._rounds:
-            self._rounds[shape] = self.round_type(self.state, shape, graphs=self.graphs, num_lanes=self.num_lanes)
+            self._rounds[shape] = self.round_type(self.state, shape, graphs=self.graphs)
         return self._rounds[shape]
 
     def shape_of(self, sequences: SequenceOf[Sequence]) -> RoundShape:

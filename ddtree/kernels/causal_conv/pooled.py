@@ -34,7 +34,8 @@ def causal_conv_tree_pooled(
     its sequence in `states` [S, W - 1, C], which stay; written: `out` [R, C].
 
     `row_slots` [R]: the slot of each row, -1 for padding; `row_indices` [R]: its place in its sequence; `parents`
-    [R]: its parent's place, -1 for the root; None means consecutive rows.
+    [R]: its parent's place, -1 for the root; None means consecutive rows. Padding rows of `out` become finite, whatever
+    it held: the recurrence multiplies them by zero.
     """
     _check(x, weight, states, out)
     run = pooled_twins.tree

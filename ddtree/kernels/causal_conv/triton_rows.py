@@ -93,11 +93,12 @@ def _tree_kernel(
         else:
             up = tl.load(parents + first + place, mask=staged, other=0)
             place = tl.where(staged, up, place - 1)
-    result = total * tl.sigmoid(total)
+    # Padding between a short tree's nodes and the next tree's comes out as zeros: what follows multiplies it by zero.
+    result = tl.where(present[:, None], total * tl.sigmoid(total), 0.0)
     tl.store(
         out + rows.to(tl.int64)[:, None] * out_stride + channel[None, :],
         result.to(out.dtype.element_ty),
-        mask=present[:, None] & along[None, :],
+        mask=inside[:, None] & along[None, :],
     )
 
 
