@@ -54,9 +54,16 @@ def _load_logits(logits, row, ids, vocab_size, stride):
 
 
 @triton.jit
+def _finite(maximum):
+    """A row's maximum; 0 where all of it is -inf (padding), to be taken away without a NaN."""
+    return tl.where(maximum > float("-inf"), maximum, 0.0)
+
+
+@triton.jit
 def _row_maximum(maxima, row, num_tiles, TILES: tl.constexpr):
     tiles = tl.arange(0, TILES)
-    return tl.max(tl.load(maxima + row * num_tiles + tiles, mask=tiles < num_tiles, other=float("-inf")), axis=0)
+    found = tl.load(maxima + row * num_tiles + tiles, mask=tiles < num_tiles, other=float("-inf"))
+    return _finite(tl.max(found, axis=0))
 
 
 @triton.jit
@@ -123,7 +130,7 @@ def _choose_kernel(
         while tile < TILES:
             ids = tile * TILE + tl.arange(0, TILE)
             x = _load_logits(logits, row, ids, vocab_size, stride)
-            scores = _scaled(x, maximum, temperature) + _gumbel(_bits(stream, ids))
+            scores = _scaled(x, _finite(maximum), temperature) + _gumbel(_bits(stream, ids))
             scores = tl.where(x > float("-inf"), scores, float("-inf"))
             tile_best = tl.max(scores, axis=0)
             place = tl.min(tl.where(scores == tile_best, ids, vocab_size - 1), axis=0)

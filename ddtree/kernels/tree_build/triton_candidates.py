@@ -132,7 +132,7 @@ def _bisect_kernel(
         high = tl.full([], 1 << 32, tl.int64)
         count = tl.full([], 0, tl.int32)
         while (high - low > 1) & (count != num):
-            middle = (low + high) >> 1
+            middle = low + ((high - low) >> 1)  # the sum of both may overflow
             count = tl.full([], 0, tl.int32)
             for first in range(0, vocab_size, TILE):
                 ids = first + tl.arange(0, TILE)
