@@ -39,8 +39,9 @@ class TokenGrammar(Protocol):
         """`[N]` bool: the nodes whose whole path the grammar lets be."""
         ...
 
-    def allowed(self, token_ids: np.ndarray, parents: np.ndarray) -> np.ndarray:
-        """`[N, ceil(V / 8)]` uint8: bit v of a row, least significant first, is set where token v may follow."""
+    def allowed(self, token_ids: np.ndarray, parents: np.ndarray) -> np.ndarray | None:
+        """`[N, ceil(V / 8)]` uint8: bit v of a row, least significant first, is set where token v may follow; None where
+        all may follow all nodes."""
         ...
 
 

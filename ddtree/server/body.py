@@ -13,13 +13,13 @@ from starlette.requests import ClientDisconnect
 from ddtree.server.errors import BodyTooLarge, ClientGone, InvalidRequest, NotJson, shown
 from ddtree.server.faults import from_validation
 from ddtree.server.fields import Wire
-from ddtree.server.refusals import refuse_unsupported
+from ddtree.server.refusals import Table, refuse_unsupported
 
 logger = logging.getLogger("ddtree.server")
 Body = TypeVar("Body", bound=Wire)
 
 
-async def read(request: Request, model: type[Body], limit_bytes: int, refused: dict[str, tuple]) -> Body:
+async def read(request: Request, model: type[Body], limit_bytes: int, refused: Table) -> Body:
     """The body as a `model`; raises ApiError with the field at fault."""
     _check_content_type(request.headers.get("content-type"))
     parsed = parse_json(await _read_bytes(request, limit_bytes))

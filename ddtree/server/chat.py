@@ -16,6 +16,7 @@ class ChatRequest(Generation):
 
     messages: list[dict[str, Any]]
     enable_thinking: bool | str | None = None
+    thinking_budget: Annotated[int, Field(ge=1)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+Names = Sequence[tuple[str, str]]  # regular expressions of our names, and what an API calls them
+
+
 
 class ApiError(Exception):
     """A fault that the client is told about, with the status it is told with."""
@@ -104,6 +111,19 @@ class ClientGone(ApiError):
 def envelope(message: str, type: str, param: str | None = None, code: str | None = None) -> dict:
     """OpenAI's error object."""
     return {"error": {"message": message, "type": type, "param": param, "code": code}}
+
+
+@contextmanager
+def said_as(names: Names) -> Iterator[None]:
+    """Name fields as the client's API does: what is refused inside is told in its words."""
+    try:
+        yield
+    except InvalidRequest as error:
+        message, param = error.message, error.param
+        for name, theirs in names:
+            message = re.sub(name, theirs, message)
+            param = None if param is None else re.sub(name, theirs, param)
+        raise InvalidRequest(message, param, error.code) from None
 
 
 # By status; the other 4xx are requests at fault.

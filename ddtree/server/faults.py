@@ -15,25 +15,62 @@ from ddtree.server.errors import ApiError, InvalidRequest, body_for, envelope, s
 logger = logging.getLogger("ddtree.server")
 
 
+# Pydantic's kinds of error in our words; `{...}` comes from the error's context.
+WORDS = {
+    "string_type": "a string",
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "int_parsing_size": "an integer of a usual size",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "literal_error": "{expected}",
+    "greater_than_equal": "at least {ge}",
+    "greater_than": "above {gt}",
+    "less_than_equal": "at most {le}",
+    "less_than": "below {lt}",
+    "string_pattern_mismatch": "a string that matches {pattern}",
+}
+
+
 def from_validation(error: ValidationError) -> InvalidRequest:
-    """The first thing that pydantic objects to, named by its dotted path."""
+    """The first thing that pydantic objects to, named by its path: `tools[0].function.name`."""
     errors = error.errors(include_url=False)
     # A union reports every branch; the one that got furthest into the value says the most.
-    first = max(errors, key=lambda e: len(e["loc"]))
-    names = [str(part) for part in first["loc"] if not _is_union_branch(part)]
-    param = ".".join(names) or None
+    depth = max(len(_names(each)) for each in errors)
+    deepest = [each for each in errors if len(_names(each)) == depth]
+    first = deepest[0]
+    param = _path(_names(first))
     if first["type"] == "missing":
         return InvalidRequest(f"{param} is required", param, "missing_required_parameter")
-    message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "value_error":
-        return InvalidRequest(f"{param}: {message}", param) if param else InvalidRequest(message, _field_of(first))
-    return InvalidRequest(f"{param}: {message}, got {shown(first['input'])}", param)
+        message = first["msg"].removeprefix("Value error, ")
+        return InvalidRequest(f"{param}: {message}", param) if param else InvalidRequest(message, _field_of(message))
+    wanted = dict.fromkeys(_wanted(each) for each in deepest if _names(each) == _names(first))
+    return InvalidRequest(f"{param}: must be {' or '.join(wanted)}, got {shown(first['input'])}", param)
 
 
-def _field_of(error: dict) -> str | None:
+def _names(error: dict) -> list[str | int]:
+    return [part for part in error["loc"] if not _is_union_branch(part)]
+
+
+def _path(names: list[str | int]) -> str | None:
+    text = "".join(f"[{name}]" if isinstance(name, int) else f".{name}" for name in names)
+    return text.removeprefix(".") or None
+
+
+def _wanted(error: dict) -> str:
+    words = WORDS.get(error["type"])
+    return words.format(**error.get("ctx", {})) if words else error["msg"].removeprefix("Input should be ")
+
+
+def _field_of(message: str) -> str | None:
     """The field that a whole body's fault is about: its message begins with the name."""
-    word = error["msg"].removeprefix("Value error, ").partition(" ")[0].rstrip(":")
-    return word if isinstance(error["input"], dict) and word in error["input"] else None
+    word = message.partition(" ")[0].rstrip(":")
+    return word if word.replace("_", "").isalpha() and word.islower() else None
 
 
 def _is_union_branch(part: object) -> bool:

@@ -112,7 +112,7 @@ class Generation(Wire):
 
 
 # What /v1/responses and /v1/messages hand on to a chat request as it is.
-CARRIED = (set(Generation.model_fields) | {"enable_thinking", "chat_template_kwargs", "parallel_tool_calls"}) - {
+CARRIED = (set(Generation.model_fields) | {"enable_thinking", "thinking_budget", "chat_template_kwargs", "parallel_tool_calls"}) - {
     "model",
     "max_tokens",
     "max_completion_tokens",

@@ -18,16 +18,18 @@ from ddtree.server.batch import Batch, Facts, WorkerLike
 from ddtree.server.chat import ChatRequest
 from ddtree.server.choices import Choice
 from ddtree.server.completions import CompletionRequest
-from ddtree.server.errors import ClientGone, InvalidRequest, ModelNotFound, shown
+from ddtree.server.errors import ClientGone, InvalidRequest, ModelNotFound, said_as, shown
 from ddtree.server.generation import Generation
+from ddtree.server.messages import NAMES as MESSAGES_NAMES
 from ddtree.server.messages import CountTokensRequest, MessagesRequest, tokenize_of
 from ddtree.server.messages import chat_of as messages_chat
 from ddtree.server.messages_wire import MessagesWire
 from ddtree.server.openapi import document
 from ddtree.server.prepare import Prepared, Prompt, completion_prompts, prepare
-from ddtree.server.refusals import CHAT, COMPLETION, MESSAGES, RESPONSES, TOKENIZE
+from ddtree.server.refusals import CHAT, COMPLETION, MESSAGES, NOTHING, RESPONSES, TOKENIZE, Table
 from ddtree.server.responses import ResponsesRequest
 from ddtree.server.responses import chat_of as responses_chat
+from ddtree.server.responses import names as responses_names
 from ddtree.server.responses_wire import ResponsesWire
 from ddtree.server.settings import ServerSettings
 from ddtree.server.stream import EventStream, WireShape, events, gone
@@ -69,23 +71,26 @@ class Handlers:
         """POST /v1/responses"""
         facts = self._facts()
         body = await self._read(request, ResponsesRequest, RESPONSES)
-        chat = responses_chat(body)
-        wire = partial(ResponsesWire, self._settings.model, body=body)
-        return await self._generate(request, chat, facts, lambda: [self._text.chat(chat)], wire)
+        with said_as(responses_names(body)):
+            chat = responses_chat(body)
+            wire = partial(ResponsesWire, self._settings.model, body=body)
+            return await self._generate(request, chat, facts, lambda: [self._text.chat(chat)], wire)
 
     async def messages(self, request: Request) -> Response:
         """POST /v1/messages"""
         facts = self._facts()
         body = await self._read(request, MessagesRequest, MESSAGES)
-        chat = messages_chat(body)
-        wire = partial(MessagesWire, self._settings.model)
-        return await self._generate(request, chat, facts, lambda: [self._text.chat(chat)], wire)
+        with said_as(MESSAGES_NAMES):
+            chat = messages_chat(body)
+            wire = partial(MessagesWire, self._settings.model)
+            return await self._generate(request, chat, facts, lambda: [self._text.chat(chat)], wire)
 
     async def count_tokens(self, request: Request) -> Response:
         """POST /v1/messages/count_tokens"""
         self._facts()
         body = await self._read(request, CountTokensRequest, MESSAGES)
-        token_ids = await self._aside(lambda: self._tokenized(tokenize_of(body)))
+        with said_as(MESSAGES_NAMES):
+            token_ids = await self._aside(lambda: self._tokenized(tokenize_of(body)))
         return JSONResponse({"input_tokens": len(token_ids)})
 
     async def tokenize(self, request: Request) -> Response:
@@ -98,7 +103,7 @@ class Handlers:
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize"""
         facts = self._facts()
-        body = await self._read(request, DetokenizeRequest, {})
+        body = await self._read(request, DetokenizeRequest, NOTHING)
         wrong = next((token_id for token_id in body.tokens if token_id >= facts.vocab_size), None)
         if wrong is not None:
             raise InvalidRequest(f"tokens: ids lie in 0 ... {facts.vocab_size - 1}, got {wrong}", "tokens")
@@ -232,7 +237,7 @@ class Handlers:
             return list(self._text.chat(body).token_ids)
         return self._text.encode(body.prompt, "prompt", body.add_special_tokens is not False)
 
-    async def _read(self, request: Request, model: type[bodies.Body], refused: dict[str, tuple]) -> bodies.Body:
+    async def _read(self, request: Request, model: type[bodies.Body], refused: Table) -> bodies.Body:
         return await bodies.read(request, model, self._settings.max_body_bytes, refused)
 
     async def _aside(self, work: Callable[[], Result]) -> Result:

@@ -14,6 +14,15 @@ from ddtree.server.fields import Wire
 from ddtree.server.generation import CARRIED
 from ddtree.server.tokens import TokenizeRequest
 
+# Chat's names of fields -> this API's, for what is refused later on.
+NAMES = (
+    (r"\b(tools\[\d+\])\.function\.parameters\b", r"\1.input_schema"),
+    (r"\b(tools\[\d+\])\.function\b", r"\1"),
+    (r"^stop\b", "stop_sequences"),
+    (r"^thinking_budget\b", "thinking.budget_tokens"),
+    (r"^enable_thinking\b(.*)send true$", r"thinking.type\1send enabled"),
+    (r"^enable_thinking\b(.*)send false$", r"thinking.type\1send disabled"),
+)
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -47,7 +56,7 @@ def chat_of(body: MessagesRequest) -> ChatRequest:
     elif choice:
         if choice.get("type") not in tuple(CHOICES):  # not the dict: what a client sends may have no hash
             raise InvalidRequest(
-                f"tool_choice.type: expected auto, any, tool or none, got {shown(choice.get('type'))}", "tool_choice"
+                f"tool_choice.type: must be auto, any, tool or none, got {shown(choice.get('type'))}", "tool_choice"
             )
         fields["tool_choice"] = CHOICES[choice["type"]]
     if choice.get("disable_parallel_tool_use"):
@@ -74,9 +83,11 @@ def _common(body: CountTokensRequest) -> dict[str, Any]:
     switch = {None: None, "adaptive": None, "enabled": True, "disabled": False}
     kind = (body.thinking or {}).get("type")
     if kind not in tuple(switch):
-        raise InvalidRequest(f"thinking.type: expected enabled, adaptive or disabled, got {shown(kind)}", "thinking")
+        raise InvalidRequest(f"thinking.type: must be enabled, adaptive or disabled, got {shown(kind)}", "thinking")
     if switch[kind] is not None:
         fields["enable_thinking"] = switch[kind]
+    if (body.thinking or {}).get("budget_tokens") is not None:
+        fields["thinking_budget"] = body.thinking["budget_tokens"]
     return fields
 
 
@@ -89,7 +100,7 @@ def _messages(body: CountTokensRequest) -> list[dict[str, Any]]:
         where = f"messages[{place}]"
         role = message.get("role")
         if role not in ("user", "assistant", "system"):
-            raise InvalidRequest(f"{where}.role: expected user or assistant, got {shown(role)}", where)
+            raise InvalidRequest(f"{where}.role: must be user or assistant, got {shown(role)}", where)
         content = message.get("content")
         if role != "assistant":
             messages += _user(role, content, where)
@@ -108,13 +119,13 @@ def _user(role: str, content: Any, where: str) -> list[dict[str, Any]]:
     if isinstance(content, str):
         return [{"role": role, "content": content}]
     results, texts = [], []
-    for i, block in enumerate(_blocks(content, where)):
+    for i, block in enumerate(_blocks(content, f"{where}.content")):
         here = f"{where}.content[{i}]"
         if block.get("type") == "tool_result":
             result = _text(block.get("content") or "", f"{here}.content")
             results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": result})
         else:
-            texts.append(_text([block], here))
+            texts.append(_block_text(block, here))
     return [*results, {"role": role, "content": "\n".join(texts)}] if texts or not results else results
 
 
@@ -122,44 +133,50 @@ def _assistant(content: Any, where: str) -> dict[str, Any]:
     if isinstance(content, str):
         return {"role": "assistant", "content": content}
     message: dict[str, Any] = {"role": "assistant", "content": ""}
-    for i, block in enumerate(_blocks(content, where)):
+    for i, block in enumerate(_blocks(content, f"{where}.content")):
         here = f"{where}.content[{i}]"
         kind = block.get("type")
         if kind == "tool_use":
             if not isinstance(block.get("input", {}), dict):
-                raise InvalidRequest(f"{here}.input: expected an object, got {shown(block['input'])}", here)
+                raise InvalidRequest(f"{here}.input: must be an object, got {shown(block['input'])}", here)
+            if not isinstance(block.get("name"), str):
+                raise InvalidRequest(f"{here}.name: must be a string, got {shown(block.get('name'))}", here)
             function = {
-                "name": block.get("name"),
+                "name": block["name"],
                 "arguments": json.dumps(block.get("input") or {}, ensure_ascii=False),
             }
             message.setdefault("tool_calls", []).append(
                 {"id": block.get("id"), "type": "function", "function": function}
             )
         elif kind == "thinking":
-            message["reasoning_content"] = message.get("reasoning_content", "") + str(block.get("thinking") or "")
+            if not isinstance(block.get("thinking"), str):
+                raise InvalidRequest(f"{here}.thinking: must be a string, got {shown(block.get('thinking'))}", here)
+            message["reasoning_content"] = message.get("reasoning_content", "") + block["thinking"]
         elif kind != "redacted_thinking":
-            message["content"] += _text([block], here)
+            message["content"] += _block_text(block, here)
     return message
 
 
 def _blocks(content: Any, where: str) -> list[dict[str, Any]]:
     if isinstance(content, list) and all(isinstance(block, dict) for block in content):
         return content
-    raise InvalidRequest(f"{where}.content: expected a string or a list of blocks, got {shown(content)}", where)
+    raise InvalidRequest(f"{where}: must be a string or a list of blocks, got {shown(content)}", where)
 
 
 def _text(content: Any, where: str) -> str:
     """The text of a string or of text blocks; anything else is refused by name."""
     if isinstance(content, str):
         return content
-    texts = []
-    for i, block in enumerate(_blocks(content, where)):
-        if block.get("type") != "text" or not isinstance(block.get("text"), str):
-            raise InvalidRequest(
-                f"{where}[{i}]: {shown(block.get('type'))} blocks are not supported: this server reads text only", where
-            )
-        texts.append(block["text"])
-    return "\n".join(texts)
+    return "\n".join(_block_text(block, f"{where}[{i}]") for i, block in enumerate(_blocks(content, where)))
+
+
+def _block_text(block: dict[str, Any], where: str) -> str:
+    kind, text = block.get("type"), block.get("text")
+    if kind != "text":
+        raise InvalidRequest(f"{where}.type: {shown(kind)} blocks are not supported here: send text", where)
+    if not isinstance(text, str):
+        raise InvalidRequest(f"{where}.text: must be a string, got {shown(text)}", where)
+    return text
 
 
 def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def completion_prompts(body: CompletionRequest, text: Text, vocab_size: int) -> 
     if isinstance(prompt[0], int):
         return [_verbatim(prompt, vocab_size, "prompt")]
     return [
-        _encoded(each, text, f"prompt.{i}") if isinstance(each, str) else _verbatim(each, vocab_size, f"prompt.{i}")
+        _encoded(each, text, f"prompt[{i}]") if isinstance(each, str) else _verbatim(each, vocab_size, f"prompt[{i}]")
         for i, each in enumerate(prompt)
     ]
 

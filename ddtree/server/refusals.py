@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from ddtree.server.errors import InvalidRequest, shown
 
-# field -> the values that ask for nothing. null always does.
 SAMPLING = {
     "length_penalty": (1,),
     "repeat_penalty": (1,),
@@ -61,102 +60,155 @@ PROMPT = {
     "lora_request": (),
     "cache_prompt": (True, False),
 }
-COMPLETION = {**SAMPLING, **GRAMMAR, **OUTPUT, **PROMPT} | {
-    "top_logprobs": (0,),
-    "suffix": ("",),
-    "add_special_tokens": (True,),
-    "messages": (),
-    "enable_thinking": (False, "false"),
-    "chat_template_kwargs": ({},),
-}
-CHAT = {**SAMPLING, **GRAMMAR, **OUTPUT, **PROMPT} | {
-    "prompt": (),
-    "functions": ([],),
-    "function_call": ("none",),
-    "modalities": (["text"],),
-    "audio": (),
-    "web_search_options": (),
-    "reasoning_effort": (),
-    "reasoning": (),
-    "thinking": (),
-    "thinking_budget": (),
-    "thinking_token_budget": (),
-    "verbosity": ("medium",),
-    "chat_template": (),
-    "documents": ([],),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
-    "add_special_tokens": (False,),
-}
-RESPONSES = {name: neutral for name, neutral in CHAT.items() if name not in ("reasoning", "max_output_tokens")} | {
-    "previous_response_id": (),
-    "conversation": (),
-    "background": (False,),
-    "prompt": (),
-    "max_tokens": (),
-    "max_completion_tokens": (),
-    "max_tool_calls": (),
-    "top_logprobs": (0,),
-    "n": (1,),
-    "logprobs": (False,),
-    "messages": (),
-    "response_format": (),
-    "context_management": ([],),
-    "return_token_ids": (False,),
-    "ddtree_trace": (False,),
-}
-MESSAGES = {name: neutral for name, neutral in CHAT.items() if name != "thinking"} | {
-    "n": (1,),
-    "stop": (),
-    "max_completion_tokens": (),
-    "response_format": (),
-    "output_format": (),
-    "output_config": ({},),
-    "logprobs": (False,),
-    "container": (),
-    "return_token_ids": (False,),
-    "ddtree_trace": (False,),
-    "mcp_servers": ([],),
-}
-TOKENIZE: dict[str, tuple] = {
-    "documents": ([],),
-    "chat_template": (),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
-}
-EXTRA_BODY = (
-    "extra_body is an option of the OpenAI client, which merges what it holds into the request: on the wire, put those "
-    "fields at the top level (the Python client does so for you: create(..., extra_body={...}))"
-)
+NO_LOGPROBS = "log-probabilities come with /v1/chat/completions and /v1/completions"
 REMEDIES = {
     "max_new_tokens": "use max_tokens",
     "min_new_tokens": "use min_tokens",
     "repeat_penalty": "use repetition_penalty",
-    "top_logprobs": "use logprobs: k",
     "max_output_tokens": "use max_tokens",
     "n_predict": "use max_tokens",
-    "messages": "messages belong to /v1/chat/completions, /v1/completions takes a prompt",
-    "prompt": "a prompt belongs to /v1/completions, /v1/chat/completions takes messages",
-    "enable_thinking": "/v1/completions applies no chat template",
-    "chat_template_kwargs": "/v1/completions applies no chat template",
     "functions": "use tools",
     "function_call": "use tool_choice",
     "guided_json": "use response_format",
     "json_schema": "use response_format",
-    "previous_response_id": "this server keeps no responses: send the whole conversation as input",
-    "max_completion_tokens": "it has another name here: max_output_tokens or max_tokens",
-    "response_format": "it has another name here: text.format",
-    "stop": "use stop_sequences",
     "echo": "prepend the prompt yourself",
+    "thinking_token_budget": "use thinking_budget",
     "ddtree_trace": "traces come with /v1/chat/completions and /v1/completions",
     **dict.fromkeys(
-        ("reasoning_effort", "reasoning", "thinking", "thinking_budget", "thinking_token_budget"),
-        "enable_thinking turns thinking on or off, max_tokens bounds thought and answer together",
+        ("reasoning_effort", "reasoning", "thinking"),
+        "enable_thinking turns thinking on or off, thinking_budget bounds it",
     ),
 }
 
 
-def refuse_unsupported(body: dict, table: dict[str, tuple]) -> None:
+class Table(dict[str, tuple]):
+    """Field -> the values that ask for nothing (null always does), and the remedies that this route alone knows."""
+
+    def __init__(self, neutral: dict[str, tuple], remedies: dict[str, str] | None = None):
+        super().__init__(neutral)
+        self.remedies = REMEDIES | (remedies or {})
+
+
+COMPLETION = Table(
+    {**SAMPLING, **GRAMMAR, **OUTPUT, **PROMPT}
+    | {
+        "top_logprobs": (0,),
+        "suffix": ("",),
+        "add_special_tokens": (True,),
+        "messages": (),
+        "enable_thinking": (False, "false"),
+        "thinking_budget": (),
+        "chat_template_kwargs": ({},),
+    },
+    {
+        "top_logprobs": "use logprobs: k",
+        "messages": "messages belong to /v1/chat/completions, /v1/completions takes a prompt",
+        **dict.fromkeys(
+            ("enable_thinking", "thinking_budget", "chat_template_kwargs"), "/v1/completions applies no chat template"
+        ),
+    },
+)
+CHAT = Table(
+    {**SAMPLING, **GRAMMAR, **OUTPUT, **PROMPT}
+    | {
+        "prompt": (),
+        "functions": ([],),
+        "function_call": ("none",),
+        "modalities": (["text"],),
+        "audio": (),
+        "web_search_options": (),
+        "reasoning_effort": (),
+        "reasoning": (),
+        "thinking": (),
+        "thinking_token_budget": (),
+        "verbosity": ("medium",),
+        "chat_template": (),
+        "documents": ([],),
+        "add_generation_prompt": (True,),
+        "continue_final_message": (False,),
+        "add_special_tokens": (False,),
+    },
+    {"prompt": "a prompt belongs to /v1/completions, /v1/chat/completions takes messages"},
+)
+RESPONSES = Table(
+    {name: neutral for name, neutral in CHAT.items() if name not in ("reasoning", "max_output_tokens")}
+    | {
+        "previous_response_id": (),
+        "conversation": (),
+        "background": (False,),
+        "prompt": (),
+        "max_tokens": (),
+        "max_completion_tokens": (),
+        "max_tool_calls": (),
+        "top_logprobs": (0,),
+        "n": (1,),
+        "logprobs": (False,),
+        "messages": (),
+        "response_format": (),
+        "context_management": ([],),
+        "return_token_ids": (False,),
+        "ddtree_trace": (False,),
+    },
+    {
+        "previous_response_id": "this server keeps no responses: send the whole conversation as input",
+        "conversation": "this server keeps no conversations: send the whole of it as input",
+        "prompt": "this server keeps no prompts: send input and instructions",
+        "messages": "/v1/responses takes input",
+        "response_format": "use text.format",
+        "top_logprobs": NO_LOGPROBS,
+        "logprobs": NO_LOGPROBS,
+        "reasoning_effort": "use reasoning.effort",
+        **dict.fromkeys(
+            ("max_tokens", "max_completion_tokens", "max_new_tokens", "n_predict"), "use max_output_tokens"
+        ),
+        **dict.fromkeys(("guided_json", "json_schema"), "use text.format"),
+    },
+)
+MESSAGES = Table(
+    {name: neutral for name, neutral in CHAT.items() if name != "thinking"}
+    | {
+        "n": (1,),
+        "stop": (),
+        "max_completion_tokens": (),
+        "response_format": (),
+        "output_format": (),
+        "output_config": ({},),
+        "logprobs": (False,),
+        "top_logprobs": (0,),
+        "container": (),
+        "return_token_ids": (False,),
+        "ddtree_trace": (False,),
+        "mcp_servers": ([],),
+    },
+    {
+        "stop": "use stop_sequences",
+        "max_completion_tokens": "use max_tokens",
+        "top_logprobs": NO_LOGPROBS,
+        "logprobs": NO_LOGPROBS,
+        "prompt": "/v1/messages takes messages",
+        **dict.fromkeys(
+            ("response_format", "output_format", "output_config", "guided_json", "json_schema"),
+            "JSON by a schema comes with /v1/chat/completions and /v1/responses; a tool with tool_choice does it here",
+        ),
+        **dict.fromkeys(("reasoning_effort", "reasoning"), "use thinking"),
+    },
+)
+TOKENIZE = Table(
+    {
+        "documents": ([],),
+        "chat_template": (),
+        "add_generation_prompt": (True,),
+        "continue_final_message": (False,),
+    }
+)
+NOTHING = Table({})
+EXTRA_BODY = (
+    "extra_body is an option of the OpenAI client, which merges what it holds into the request: on the wire, put those "
+    "fields at the top level (the Python client does so for you: create(..., extra_body={...}))"
+)
+
+
+def refuse_unsupported(body: dict, table: Table) -> None:
     """Raise InvalidRequest for the first field that asks for something this server does not do yet."""
     if "extra_body" in body:
         raise InvalidRequest(EXTRA_BODY, "extra_body", "unsupported_parameter")
@@ -164,7 +216,7 @@ def refuse_unsupported(body: dict, table: dict[str, tuple]) -> None:
         value = body.get(name)
         if value is None or any(_same(value, each) for each in neutral):
             continue
-        remedy = REMEDIES.get(name)
+        remedy = table.remedies.get(name)
         if remedy is None:
             remedy = "leave it out" + (f" or at {shown(neutral[0])}" if neutral else "")
         raise InvalidRequest(

@@ -7,12 +7,14 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from ddtree.server.chat import ChatRequest
-from ddtree.server.errors import InvalidRequest, shown
+from ddtree.server.errors import InvalidRequest, Names, shown
 from ddtree.server.faults import from_validation
 from ddtree.server.fields import Wire
 from ddtree.server.generation import CARRIED
 
 ROLES = ("user", "assistant", "system", "developer")
+# What the parts of a message, of a result and of a refusal are called, and where their text is.
+PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 # What of `reasoning.effort` a template can be told: whether to think.
 EFFORTS = {None: None, "medium": None, "none": False, "minimal": False}
 
@@ -62,6 +64,20 @@ def chat_of(body: ResponsesRequest) -> ChatRequest:
         raise from_validation(error) from None
 
 
+def names(body: ResponsesRequest) -> Names:
+    """Chat's names of fields -> this API's, for what is refused later on."""
+    known = [
+        (r"\bresponse_format(\.json_schema)?\b", "text.format"),
+        (r"\bmax(_completion)?_tokens\b", "max_output_tokens"),
+        (r"\b(tools\[\d+\])\.function\b", r"\1"),
+        # Items and messages are not numbered alike: instructions are a message too.
+        (r"^messages\b(\[\d+\])?", "input"),
+    ]
+    if (body.reasoning or {}).get("effort") is not None and "enable_thinking" not in (body.model_extra or {}):
+        known += [("^enable_thinking", "reasoning.effort"), ("send true", 'send "medium"'), ("send false", 'send "none"')]
+    return known
+
+
 def _messages(body: ResponsesRequest) -> list[dict[str, Any]]:
     messages = [{"role": "system", "content": body.instructions}] if body.instructions else []
     if isinstance(body.input, str):
@@ -84,8 +100,8 @@ def _add_item(messages: list[dict[str, Any]], item: dict[str, Any], where: str) 
         else:
             messages.append(message)
     elif kind == "function_call":
-        function = {"name": item.get("name"), "arguments": item.get("arguments") or "{}"}
-        call = {"id": item.get("call_id"), "type": "function", "function": function}
+        name, arguments = _string(item, "name", where), _string(item, "arguments", where) or "{}"
+        call = {"id": item.get("call_id"), "type": "function", "function": {"name": name, "arguments": arguments}}
         _open_assistant(messages).setdefault("tool_calls", []).append(call)
     elif kind == "function_call_output":
         output = _content(item.get("output"), f"{where}.output")
@@ -95,11 +111,17 @@ def _add_item(messages: list[dict[str, Any]], item: dict[str, Any], where: str) 
         if thought:
             messages.append({"role": "assistant", "content": "", "reasoning_content": thought})
     else:
-        what = f"role {shown(item.get('role'))}" if kind == "message" else f"type {shown(kind)}"
-        raise InvalidRequest(
-            f"{where}: {what} is not supported: send message, function_call, function_call_output or reasoning items",
-            where,
-        )
+        field, known = "type", "message, function_call, function_call_output or reasoning"
+        if kind == "message":
+            field, known = "role", ", ".join(ROLES)
+        what = shown(item.get(field))
+        raise InvalidRequest(f"{where}.{field}: must be one of {known}, got {what}", f"{where}.{field}")
+
+
+def _string(item: dict[str, Any], name: str, where: str) -> str:
+    if not isinstance(item.get(name), str):
+        raise InvalidRequest(f"{where}.{name}: must be a string, got {shown(item.get(name))}", f"{where}.{name}")
+    return item[name]
 
 
 def _assistant(messages: list[dict[str, Any]]) -> dict[str, Any] | None:
@@ -119,25 +141,35 @@ def _content(content: Any, where: str) -> Any:
     if content is None or isinstance(content, str):
         return content or ""
     if isinstance(content, list):
-        refusals = ({"type": "text", "text": part["refusal"]} if _is_refusal(part) else part for part in content)
-        return list(refusals)
-    raise InvalidRequest(f"{where}: expected a string or a list of parts, got {shown(content)}", where)
+        return [{"type": "text", "text": _part_text(part, f"{where}[{i}]")} for i, part in enumerate(content)]
+    raise InvalidRequest(f"{where}: must be a string or a list of parts, got {shown(content)}", where)
+
+
+def _part_text(part: Any, where: str) -> str:
+    if not isinstance(part, dict):
+        raise InvalidRequest(f"{where}: must be a part with a type and a text, got {shown(part)}", where)
+    kind = part.get("type")
+    if not isinstance(kind, str) or kind not in PARTS:
+        raise InvalidRequest(
+            f"{where}.type: {shown(kind)} parts are not supported: this server reads text only, send input_text", f"{where}.type"
+        )
+    text = part.get(PARTS[kind])
+    if not isinstance(text, str):
+        raise InvalidRequest(f"{where}.{PARTS[kind]}: must be a string, got {shown(text)}", f"{where}.{PARTS[kind]}")
+    return text
 
 
 def _reasoning_texts(content: Any, where: str) -> list[str]:
     texts = [part.get("text") or "" for part in content if isinstance(part, dict)] if isinstance(content, list) else [None]
     if not all(isinstance(text, str) for text in texts):
-        raise InvalidRequest(f"{where}: expected a list of parts with a text, got {shown(content)}", where)
+        raise InvalidRequest(f"{where}: must be a list of parts with a text, got {shown(content)}", where)
     return texts
-
-
-def _is_refusal(part: Any) -> bool:
-    return isinstance(part, dict) and part.get("type") == "refusal" and isinstance(part.get("refusal"), str)
 
 
 def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
     if tool.get("type") != "function":
-        raise InvalidRequest(f"{where}.type: only function tools are supported, got {shown(tool.get('type'))}", where)
+        what = shown(tool.get("type"))
+        raise InvalidRequest(f"{where}.type: only function tools are supported, got {what}: leave others out", f"{where}.type")
     # Here `strict` is true unless said otherwise, but clients send what strict schemas forbid: only an explicit one counts.
     names = ("name", "description", "parameters", "strict")
     return {"type": "function", "function": {name: tool[name] for name in names if tool.get(name) is not None}}

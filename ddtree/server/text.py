@@ -18,6 +18,7 @@ from ddtree.text import (
     SpanParser,
     TextWatcher,
     Thought,
+    ThoughtLimit,
     Tokenizer,
     Tool,
     ToolFormat,
@@ -96,8 +97,15 @@ class Text:
         tools = tuple(Tool(function["name"], function.get("parameters") or {}) for function in functions)
         return Prompt(tuple(token_ids), thought_state(rendered, template), tools, format or ToolFormat.HERMES)
 
-    def grammar(self, body: Generation, prompt: Prompt, vocab_size: int) -> Grammar | None:
-        """What the answer must look like, if the request says so; InvalidRequest if there is no such grammar."""
+    def grammar(self, body: Generation, prompt: Prompt, vocab_size: int) -> Grammar | ThoughtLimit | None:
+        """What bounds the answer, if the request says so; InvalidRequest if there is no such grammar."""
+        shape = self._shape(body, prompt, vocab_size)
+        if prompt.thought in (Thought.OPEN, Thought.UNDECIDED) and body.thinking_budget is not None:
+            return ThoughtLimit(self._tokenizer, vocab_size, prompt.thought, body.thinking_budget, shape)
+        return shape
+
+    def _shape(self, body: Generation, prompt: Prompt, vocab_size: int) -> Grammar | None:
+        """What the answer must look like."""
         field = "tools" if body.schema_wanted is None else "response_format"
         if body.schema_wanted is None and not (prompt.tools and body.calls_constrained):
             return None

@@ -28,7 +28,7 @@ class TokenizeRequest(Wire):
     @model_validator(mode="after")
     def _one_of(self) -> TokenizeRequest:
         if (self.prompt is None) == (self.messages is None):
-            raise ValueError("give either prompt or messages")
+            raise ValueError("prompt: give either prompt or messages")
         return self
 
 

@@ -5,6 +5,7 @@ from ddtree.text.detokenize import Detokenizer
 from ddtree.text.grammar import Grammar, GrammarCompiler
 from ddtree.text.parse import ParserChain, ReasoningParser, SpanParser, Thought
 from ddtree.text.stops import StopStrings
+from ddtree.text.thought_limit import ThoughtLimit
 from ddtree.text.tokenizer import Tokenizer
 from ddtree.text.tools import CallPart, Tool, ToolFormat, ToolParser, tool_format
 from ddtree.text.watcher import TextWatcher
@@ -20,6 +21,7 @@ __all__ = [
     "StopStrings",
     "TextWatcher",
     "Thought",
+    "ThoughtLimit",
     "Tokenizer",
     "Tool",
     "ToolFormat",

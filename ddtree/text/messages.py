@@ -33,23 +33,23 @@ def normalise(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
 
 def _normal_message(message: Mapping[str, Any], where: str) -> Message:
     if not isinstance(message, Mapping):
-        raise ValueError(f"{where}: expected an object, got {type(message).__name__}")
+        raise ValueError(f"{where}: must be an object with role and content, got {_kind(message)}")
     role = message.get("role")
     role = "system" if role == "developer" else role
     if role not in ROLES:
         known = ", ".join((*ROLES, "developer"))
-        raise ValueError(f"{where}.role: unknown role {role!r}; expected one of {known}")
+        raise ValueError(f"{where}.role: must be one of {known}, got {_kind(role)}")
     # Templates test for a field's presence, so a null one must not be there.
     normal = {key: value for key, value in message.items() if value is not None}
     normal["role"] = role
     normal["content"] = _text(message.get("content"), f"{where}.content")
     if not isinstance(normal.get("reasoning_content", ""), str):
-        kind = type(normal["reasoning_content"]).__name__
-        raise ValueError(f"{where}.reasoning_content: expected a string or null, got {kind}")
+        kind = _kind(normal["reasoning_content"])
+        raise ValueError(f"{where}.reasoning_content: must be a string or null, got {kind}")
     if "tool_calls" in normal:
         if not isinstance(normal["tool_calls"], list | tuple):
-            kind = type(normal["tool_calls"]).__name__
-            raise ValueError(f"{where}.tool_calls: expected a list or null, got {kind}")
+            kind = _kind(normal["tool_calls"])
+            raise ValueError(f"{where}.tool_calls: must be a list or null, got {kind}")
         normal["tool_calls"] = [_normal_call(call, where) for call in normal["tool_calls"]]
     return normal
 
@@ -60,7 +60,7 @@ def _text(content: Any, where: str) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, Sequence):
-        raise ValueError(f"{where}: expected a string, a list of text parts or null, got {type(content).__name__}")
+        raise ValueError(f"{where}: must be a string, a list of text parts or null, got {_kind(content)}")
     return "".join(_part_text(part, f"{where}[{i}]") for i, part in enumerate(content))
 
 
@@ -68,19 +68,19 @@ def _part_text(part: Any, where: str) -> str:
     if isinstance(part, str):
         return part
     if not isinstance(part, Mapping):
-        raise ValueError(f"{where}: expected a text part, got {type(part).__name__}")
+        raise ValueError(f"{where}: must be a text part, got {_kind(part)}")
     kind = part.get("type")
     if kind not in TEXT_PARTS:
-        raise ValueError(f"{where}.type: {kind!r} parts are not supported; this server reads text only")
+        raise ValueError(f"{where}.type: {_kind(kind)} parts are not supported; this server reads text only")
     if not isinstance(part.get("text"), str):
-        raise ValueError(f"{where}.text: expected a string, got {type(part.get('text')).__name__}")
+        raise ValueError(f"{where}.text: must be a string, got {_kind(part.get('text'))}")
     return part["text"]
 
 
 def _normal_call(call: Any, where: str) -> Any:
     """Arguments arrive as JSON text; templates that walk through them need the object."""
     if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
-        raise ValueError(f"{where}.tool_calls: expected objects with a function")
+        raise ValueError(f"{where}.tool_calls: must be objects with a function, got {_kind(call)}")
     function = dict(call["function"])
     if isinstance(function.get("arguments"), str):
         try:
@@ -90,3 +90,9 @@ def _normal_call(call: Any, where: str) -> Any:
         if isinstance(arguments, dict):
             function["arguments"] = arguments
     return {**call, "function": function}
+
+
+def _kind(value: Any) -> str:
+    """A value as JSON, cut where it is long."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 80 else text[:79] + "…"

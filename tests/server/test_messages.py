@@ -160,13 +160,19 @@ BAD = [
     ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "image"),
     ({"tools": [{"type": "web_search_20250305", "name": "w"}]}, "tools"),
     ({"tools": [TOOL], "tool_choice": {"type": "best"}}, "tool_choice"),
-    ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "enable_thinking"),
+    ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking.type: this model's chat template knows no thinking; leave it out or send disabled"),
+    ({"thinking": {"type": "disabled", "budget_tokens": "many"}}, "thinking.budget_tokens: must be an integer"),
+    ({"thinking": {"type": "disabled", "budget_tokens": 0}}, "thinking.budget_tokens: must be at least 1"),
+    ({"tools": [{"name": "x y", "input_schema": {}}]}, "tools[0].name: must be a string that matches"),
+    ({"tools": [{"name": "x", "input_schema": 5}]}, "tools[0].input_schema: must be an object, got 5"),
+    ({"top_logprobs": 3}, "log-probabilities come with"),
+    ({"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]}, "messages[0].content[0].text: must be a string, got 5"),
     ({"thinking": {"type": "maybe"}}, "thinking"),
     ({"thinking": {"type": []}}, "thinking"),
     ({"tools": [TOOL], "tool_choice": {"type": {}}}, "tool_choice"),
     ({"temperature": 3}, "temperature"),
     ({"stop": "x"}, "stop_sequences"),
-    ({"stop_sequences": [""]}, "stop"),
+    ({"stop_sequences": [""]}, "stop_sequences: "),
 ]
 
 

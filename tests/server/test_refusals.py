@@ -144,7 +144,7 @@ def test_bad_values_are_named(client, send, name, value):
     response = getattr(client, send)(**{name: value})
     assert response.status_code == 400, response.text
     error = response.json()["error"]
-    assert error["param"].split(".")[0] == name
+    assert error["param"].partition("[")[0].partition(".")[0] == name
     assert name in error["message"]
 
 

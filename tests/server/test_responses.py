@@ -160,8 +160,17 @@ BAD = [
     ({"input": "hi", "reasoning": {"effort": "high"}}, "reasoning"),
     (
         {"input": "hi", "text": {"format": {"type": "json_schema", "name": "t", "schema": {"type": "no"}}}},
-        "response_format",
+        "text.format: no grammar can be made of it",
     ),
+    ({"input": "hi", "text": {"format": {"type": "yaml"}}}, "text.format.type: must be 'text', 'json_object' or 'json_schema'"),
+    ({"input": "hi", "text": {"format": {"type": "json_schema", "name": 5}}}, "text.format.name: must be a string, got 5"),
+    ({"input": "hi", "top_logprobs": 3}, "log-probabilities come with"),
+    ({"input": "hi", "response_format": {"type": "json_object"}}, "use text.format"),
+    ({"input": "hi", "max_tokens": 5}, "use max_output_tokens"),
+    ({"input": "x" * 600}, "this server's context is 512 tokens"),
+    ({"input": "hi", "max_output_tokens": 600}, "lower max_output_tokens to"),
+    ({"input": "hi", "instructions": "be", "tools": [{"type": "function", "name": 5}]}, "tools[0].name: must be a string, got 5"),
+    ({"input": [{"type": "function_call", "call_id": "c", "name": 5}]}, "input[0].name: must be a string, got 5"),
     ({"input": "hi", "tool_choice": "required"}, "tool_choice"),
     ({"input": "hi", "reasoning": {"effort": []}}, "reasoning"),
     ({"input": [{"type": "reasoning", "content": 3}]}, "content"),
@@ -173,4 +182,8 @@ BAD = [
 def test_refused_by_name(fields, name):
     with serving() as client:
         response = client.post(PATH, fields)
-    assert response.status_code == 400 and name in response.json()["error"]["message"]
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert name in error["message"] and error["param"]
+    # Chat's names for things are not this API's.
+    assert error["param"] in fields or not error["param"].startswith(("response_format", "max_completion_tokens", "messages"))

@@ -1,12 +1,14 @@
 """Thought and answer with Qwen's own templates and tokenizer, whole and streamed, however the tokens arrive."""
 
 import itertools
+import json
 from dataclasses import replace
 
 import pytest
 
 from ddtree.text import Tokenizer, render_chat
 from tests.server.fakes import FACTS, THINKING_TEMPLATE, ScriptEngine, serving
+from tests.server.scripted import DRAFTERS, byte_server
 from tests.text.conftest import CHATML
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -208,11 +210,47 @@ def test_a_thought_that_is_no_text_is_refused():
     with serving(template=THINKING_TEMPLATE) as client:
         messages = [ASK, {"role": "assistant", "content": "a", "reasoning_content": {"text": "b"}}, ASK]
         error = client.post(CHAT, {"messages": messages}).json()["error"]
-    assert error["param"] == "messages[1].reasoning_content" and "expected a string or null" in error["message"]
+    assert error["param"] == "messages[1].reasoning_content" and "must be a string or null" in error["message"]
 
 
-@pytest.mark.parametrize("field", ["reasoning_effort", "reasoning", "thinking", "thinking_budget"])
+@pytest.mark.parametrize("field", ["reasoning_effort", "reasoning", "thinking"])
 def test_other_switches_point_to_the_one_there_is(field):
     with serving(template=THINKING_TEMPLATE) as client:
         error = client.chat(**{field: "low"}).json()["error"]
     assert error["param"] == field and "enable_thinking" in error["message"]
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_a_thinking_budget_ends_the_thought_at_every_tree_budget(drafter):
+    """The wild law never closes a thought of itself; where the budget does, an answer follows, the same with trees."""
+    with byte_server(drafter, template=THINKING_TEMPLATE) as client:
+        fields = {"max_tokens": 60, "temperature": 0.8, "seed": 4, "thinking_budget": 20}
+        plain = client.chat("hi", **fields, tree_budget=0).raise_for_status().json()
+        message, usage = plain["choices"][0]["message"], plain["usage"]
+        assert message["reasoning_content"] and message["content"]
+        assert 20 <= usage["completion_tokens_details"]["reasoning_tokens"] <= 20 + len("xxx\n</think>")
+        for budget in (1, 16, 64):
+            tree = client.chat("hi", **fields, tree_budget=budget).raise_for_status().json()
+            assert tree["choices"] == plain["choices"] and tree["usage"] == usage, budget
+            assert drafter != "right" or budget == 1 or tree["ddtree"]["mean_acceptance_length"] > 2
+        roomy = client.chat("hi", **(fields | {"thinking_budget": 500}), tree_budget=16).json()["choices"][0]
+        free = client.chat("hi", **(fields | {"thinking_budget": None}), tree_budget=0).json()["choices"][0]
+        assert roomy == free and free["message"]["reasoning_content"].startswith(message["reasoning_content"].rstrip("\ufffd"))
+
+
+def test_a_thinking_budget_with_a_schema_behind_it_and_in_the_other_api():
+    schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": ["yes", "no"]}}}
+    with byte_server("some", template=THINKING_TEMPLATE) as client:
+        fields = {"max_tokens": 80, "seed": 2, "thinking_budget": 12, "response_format": schema, "n": 2}
+        answers = [client.chat("hi", **fields, tree_budget=budget).raise_for_status().json()["choices"] for budget in (0, 16)]
+        plain, tree = ([choice["message"] for choice in choices] for choices in answers)
+        assert plain == tree and all(json.loads(message["content"]) in ("yes", "no") for message in plain)
+        body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 60, "seed": 4, "tree_budget": 16}
+        body["thinking"] = {"type": "enabled", "budget_tokens": 20}
+        blocks = client.post("/v1/messages", body).raise_for_status().json()["content"]
+        assert [block["type"] for block in blocks] == ["thinking", "text"] and len(blocks[0]["thinking"]) <= 23
+
+
+def test_a_thinking_budget_where_there_is_no_thought(tokenizer, family):
+    with speaking(tokenizer, ANSWER) as client:
+        assert whole(client, enable_thinking=False, thinking_budget=1)[1] == ANSWER
