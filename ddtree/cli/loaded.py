@@ -62,7 +62,12 @@ def load(args: argparse.Namespace, source: Source):
 
     try:
         return load_engine(
-            source.target, source.drafter, device=args.device, dtype=args.dtype, max_context=args.max_context
+            source.target,
+            source.drafter,
+            device=args.device,
+            dtype=args.dtype,
+            max_context=args.max_context,
+            **batch_limits(args),
         )
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "out of memory" not in str(error).lower():
@@ -71,6 +76,22 @@ def load(args: argparse.Namespace, source: Source):
             f"{source.target} does not fit into the memory of device {args.device}: try --dtype bfloat16, another "
             f"--device or a smaller model ({error})"
         ) from error
+
+
+def batch_limits(args: argparse.Namespace) -> dict[str, object]:
+    """What a server lets many requests have; the other commands answer one at a time and remember nothing."""
+    if not hasattr(args, "max_running"):
+        return {}
+    sizes = {"cache_bytes": args.cache_memory, "prefix_bytes": args.prefix_memory}
+    if args.cache_memory == 0:
+        raise ValueError("--cache-memory must be > 0, got 0: leave it out for half of what is free")
+    return {
+        "max_running": args.max_running,
+        "max_stall_s": args.max_stall / 1000,
+        "queue_timeout_s": float(args.queue_timeout),
+        "request_timeout_s": float(args.request_timeout),
+        **{name: None if gib is None else int(gib * 2**30) for name, gib in sizes.items()},
+    }
 
 
 def default_budget(

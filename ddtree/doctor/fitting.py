@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 import torch
 
 from ddtree.doctor.checks import FAILED, OK, WARNING, Check
+from ddtree.engine.free_memory import free_memory as bytes_free
 
 AREA = "memory"
 HEADROOM = 0.9  # of what is free; the rest is for activations, graphs and the allocator
@@ -67,23 +67,7 @@ def state_bytes(config) -> int:
 
 def free_memory(device: torch.device) -> tuple[int | None, str]:
     """Bytes that can still be had on `device`, and what it is called."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0], str(device)
-    info = Path("/proc/meminfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    kib = next((int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), None)
-    if kib is None:
-        return None, "this machine"
-    return min(1024 * kib, _cgroup_room() or 1024 * kib), "this machine"
-
-
-def _cgroup_room() -> int | None:
-    """What a container's limit leaves; None without one."""
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    try:
-        return max(int(limit.read_text()) - int(used.read_text()), 0)
-    except (OSError, ValueError):
-        return None
+    return bytes_free(device), str(device) if device.type == "cuda" else "this machine"
 
 
 def smaller(dtype: torch.dtype, device: torch.device) -> str:

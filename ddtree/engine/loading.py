@@ -10,6 +10,8 @@ import torch
 from ddtree.engine.config import EngineConfig
 from ddtree.engine.drafter import Drafter
 from ddtree.engine.engine import Engine
+from ddtree.engine.free_memory import free_memory
+from ddtree.engine.memory import Memory, cache_size
 from ddtree.engine.pooled import pooled_engine, tokens_that_fit
 from ddtree.engine.target import Target
 from ddtree.models.dflash import load_drafter
@@ -70,9 +72,13 @@ def load_engine(
     max_tree_budget: int = 1024,
     max_running: int = 1,
     cuda_graphs: bool = True,
+    cache_bytes: int | None = 0,
+    prefix_bytes: int | None = 0,
+    **limits: float,
 ) -> Engine:
-    """Load a target and its drafter. `max_context` defaults to what the target was made for, in tokens; on a GPU, where caches
-    are pools of fixed size, to what fits if that is less.
+    """Load a target and its drafter. `max_context` defaults to what the target was made for, in tokens; to what fits if that
+    is less, on a GPU, where caches are pools of fixed size, and under `cache_bytes`. `limits` are those of `EngineConfig`;
+    `cache_bytes` None is half of the memory that is free after loading, `prefix_bytes` None half of that. Pools know neither.
 
     Raises ValueError where the two do not fit, naming both sides, or where `max_context` is more than the model has.
     """
@@ -89,7 +95,7 @@ def load_engine(
     drafter_model = None
     if drafter_path is not None:
         drafter_model = load_drafter(Path(drafter_path), model.config, place, kind)
-    limits = {"max_tree_budget": max_tree_budget, "max_running": max_running}
+    limits |= {"max_tree_budget": max_tree_budget, "max_running": max_running}
     if place.type == "cuda" and unsupported(model) is None:
         max_rows = max(1 + max_tree_budget, ROWS_EACH * max_running)
         tokens = tokens_that_fit(model, drafter_model, max_running, max_rows)
@@ -100,5 +106,17 @@ def load_engine(
         return pooled_engine(model, drafter_model, config, num_tokens=num_tokens, max_rows=max_rows, graphs=cuda_graphs)
     drafter = Drafter(drafter_model, model) if drafter_model is not None else None
     layers = drafter_model.config.target_layer_ids if drafter_model is not None else ()
-    config = EngineConfig(max_context=max_context, **limits)
-    return Engine(Target(model, layers), drafter, config, model.config.vocab_size)
+    target = Target(model, layers)
+    if cache_bytes is None:
+        cache_bytes = (free_memory(place) or 0) // 2  # no limit where nobody knows
+    if cache_bytes:
+        tokens = Memory(cache_size(target, drafter), cache_bytes).most_tokens
+        if tokens < max_context and asked is not None:
+            raise ValueError(f"max_context {max_context} tokens do not fit into {cache_bytes} bytes of cache memory; {tokens} do")
+        max_context = min(max_context, tokens)
+    prefix_bytes = cache_bytes // 2 if prefix_bytes is None else prefix_bytes
+    most_rows = max(1 + max_tree_budget, max_running) if max_running > 1 else 0
+    config = EngineConfig(
+        max_context=max_context, max_rows=most_rows, cache_bytes=cache_bytes, prefix_bytes=prefix_bytes, **limits
+    )
+    return Engine(target, drafter, config, model.config.vocab_size)

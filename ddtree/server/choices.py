@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from ddtree.engine.request import RequestStats
 from ddtree.sampling.logprobs import TokenLogprob
 from ddtree.server.batch import Piece
-from ddtree.server.errors import EngineFailed
+from ddtree.server.errors import EngineFailed, Unavailable
 from ddtree.text.parse import Span
 
 
@@ -38,8 +38,10 @@ class Choice:
     stats: RequestStats | None = None
 
     def add(self, piece: Piece) -> None:
-        """Append a piece; raises EngineFailed if the engine gave up on it."""
+        """Append a piece; raises EngineFailed if the engine gave up on it, Unavailable if its time was up."""
         emission = piece.emission
+        if emission.error_code is not None:
+            raise Unavailable(emission.error, emission.error_code, retry_after_s=1)
         if emission.finish_reason in ("error", "abort"):
             raise EngineFailed(f"generation failed: {emission.error or emission.finish_reason}")
         self.text += piece.shown.text

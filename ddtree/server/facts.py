@@ -13,6 +13,7 @@ def facts_of(engine, default_tree_budget: int | str) -> Facts:
     model, config = engine.target.model, engine.config
     # "cuda" and "cuda:0" are the same place; the parameters know which.
     device = engine.target.device
+    caches = getattr(engine, "memory_facts", dict)
     return Facts(
         max_context=config.max_context,
         vocab_size=engine.vocab_size,
@@ -21,7 +22,7 @@ def facts_of(engine, default_tree_budget: int | str) -> Facts:
         block_size=engine.block_size,
         device=str(device),
         dtype=str(model.dtype).removeprefix("torch."),
-        memory=lambda: memory_of(device),
+        memory=lambda: memory_of(device) | caches(),
         cache_use=lambda: engine.cache_use,
     )
 

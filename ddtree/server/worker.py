@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -20,6 +21,9 @@ logger = logging.getLogger("ddtree.server")
 # A fault that step() itself raises is nobody's in particular. A few may be bad luck (memory); a row of them is a
 # broken engine, and a dead thread that says so serves better than one that fails every request.
 MAX_FAULTS_IN_A_ROW = 3
+# A chunk or a round of the largest model on the slowest machine takes seconds. A thread that has not come back for so long
+# hangs; Python cannot end it, but whoever asks is told, and a supervisor can restart the process.
+STUCK_AFTER_S = 300.0
 
 
 class EngineLike(Protocol):
@@ -46,7 +50,9 @@ class Worker:
         self.on_load_failure: Callable[[], None] = lambda: None  # called in the thread
         self.max_waiting = max_waiting
         self.metrics = metrics or Metrics()
-        self.state = "starting"
+        self._state = "starting"
+        self.stuck_after_s = STUCK_AFTER_S
+        self._step_began: float | None = None  # of the step at hand
         self.failure: str | None = None
         self.error: BaseException | None = None
         self.facts: Facts | None = None
@@ -76,6 +82,13 @@ class Worker:
         self.end()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
+
+    @property
+    def state(self) -> str:
+        """starting | ready | stuck (one engine step takes too long; ready again should it end) | failed | stopped"""
+        began = self._step_began
+        stuck = self._state == "ready" and began is not None and time.monotonic() - began > self.stuck_after_s
+        return "stuck" if stuck else self._state
 
     @property
     def num_running(self) -> int:
@@ -108,7 +121,7 @@ class Worker:
 
     def _close(self, batch: Batch) -> None:
         with self._wake:
-            if self.state == "ready":
+            if self._state == "ready":
                 self._inbox.append(("abort", batch))
                 self._wake.notify()
 
@@ -118,7 +131,7 @@ class Worker:
         try:
             self._engine, self.facts = self._load()
             with self._wake:
-                self.state = "ready"
+                self._state = "ready"
             while self._serve_once():
                 pass
             self._end("stopped", "the server is shutting down")
@@ -180,6 +193,7 @@ class Worker:
             self.metrics.ended(request_id, "abort")
 
     def _step(self) -> None:
+        self._step_began = time.monotonic()
         try:
             emissions = self._engine.step()
         except Exception as error:
@@ -189,6 +203,8 @@ class Worker:
             logger.exception("an engine step failed; its requests end here")
             self._fail_all(EngineFailed(f"the engine failed: {type(error).__name__}: {error}"))
             return
+        finally:
+            self._step_began = None
         self._faults_in_a_row = 0
         for emission in emissions:
             self._deliver(emission)
@@ -217,7 +233,7 @@ class Worker:
     def _end(self, state: str, failure: str) -> None:
         """Tell everyone who waits that nothing more comes."""
         with self._wake:
-            self.state, self.failure = state, failure
+            self._state, self.failure = state, failure
             waiting = [batch for verb, batch in self._inbox if verb == "add"]
             self._inbox.clear()
             self._num_submitted, self._counts = 0, (0, 0)
@@ -234,6 +250,8 @@ def unavailable(worker: WorkerLike) -> Unavailable:
         return Unavailable("the model is still loading: try again shortly", code="starting", retry_after_s=2)
     if worker.state == "stopped":
         return Unavailable("the server is shutting down", code="stopping")
+    if worker.state == "stuck":
+        return Unavailable("the engine has not finished a step for minutes: restart the server", code="engine_stuck")
     return Unavailable(f"the engine is dead ({worker.failure}): restart the server", code="engine_dead")
 
 

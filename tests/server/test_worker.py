@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from ddtree.engine.request import Emission
 from ddtree.server.batch import Facts
 from tests.server.fakes import FACTS, ScriptEngine, call_and_leave, parse_events, serving, wait_for
 
@@ -137,6 +138,48 @@ def test_death_of_the_thread_is_503(stream):
         assert health.status_code == 503 and "the device is gone" in health.json()["error"]["message"]
         assert client.chat().status_code == 503
         assert client.get("/stats").json()["state"] == "failed"
+
+
+def test_a_step_that_never_ends_is_503():
+    class Hanging(ScriptEngine):
+        def step(self):
+            gate.wait(10)
+            return super().step()
+
+    gate = threading.Event()
+    with serving(Hanging()) as client:
+        client.worker.stuck_after_s = 0.2
+        call = in_background(client.chat)
+        wait_for(lambda: client.worker.state == "stuck")
+        health = client.get("/health")
+        assert health.status_code == 503 and "not finished a step" in health.json()["error"]["message"]
+        assert client.chat().status_code == 503
+        assert client.get("/stats").json()["state"] == "stuck"
+        gate.set()
+        assert call().status_code == 200
+        wait_for(lambda: client.get("/health").status_code == 200)
+
+
+@pytest.mark.parametrize("code", ["timeout", "queue_timeout"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_whose_time_is_up_is_503(code, stream):
+    class Impatient(ScriptEngine):
+        def step(self):
+            self.gate.wait(5)
+            (request_id, *_) = self.live
+            del self.live[request_id]
+            return [Emission(request_id, (), "error", error="the request took 9.0 s", error_code=code)]
+
+    gate = threading.Event()
+    gate.set()
+    with serving(Impatient(gate=gate)) as client:
+        response = client.post(CHAT, {"messages": HI, "stream": stream})
+        if stream and response.status_code == 200:
+            error = parse_events(response.text)[0][-1]["error"]
+        else:
+            assert response.status_code == 503 and int(response.headers["retry-after"]) >= 1
+            error = response.json()["error"]
+        assert error["code"] == code and "took 9.0 s" in error["message"]
 
 
 def test_503_until_warm():

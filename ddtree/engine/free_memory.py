@@ -1,0 +1,29 @@
+"""How much memory can still be had, on a device or on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Bytes that can still be had on `device`; None where the system does not say."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    info = Path("/proc/meminfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    kib = next((int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), None)
+    if kib is None:
+        return None
+    room = _cgroup_room()
+    return 1024 * kib if room is None else min(1024 * kib, room)
+
+
+def _cgroup_room() -> int | None:
+    """What a container's limit leaves; None without one."""
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    try:
+        return max(int(limit.read_text()) - int(used.read_text()), 0)
+    except (OSError, ValueError):
+        return None
