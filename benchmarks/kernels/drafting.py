@@ -27,6 +27,7 @@ from ddtree.kernels.sample import (
     streams_pooled_reference,
 )
 from ddtree.kernels.sample import triton as sample_kernels
+from ddtree.kernels.top_tokens import triton as candidate_kernels
 from ddtree.kernels.tree_accept import accept_pooled, accept_pooled_reference
 from ddtree.kernels.tree_build import (
     TreeBuffers,
@@ -35,7 +36,6 @@ from ddtree.kernels.tree_build import (
     top_candidates_reference,
 )
 from ddtree.kernels.tree_build import triton as build_kernels
-from ddtree.kernels.tree_build import triton_candidates as candidate_kernels
 
 SETS = 8
 DEPTHS = 15

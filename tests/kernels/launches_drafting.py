@@ -9,16 +9,16 @@ from ddtree.kernels.sample.triton import (
     rank_scores_pooled_triton,
     streams_pooled_triton,
 )
+from ddtree.kernels.top_tokens.triton import top_tokens_triton
 from ddtree.kernels.tree_accept.triton import accept_pooled_triton
 from ddtree.kernels.tree_build import TreeBuffers
 from ddtree.kernels.tree_build.triton import build_ddtree_pooled_triton
-from ddtree.kernels.tree_build.triton_candidates import top_candidates_triton
 
 VOCAB_SIZE = 248_320
 
 
 def candidates(num, dtype):
-    return lambda: top_candidates_triton(torch.empty(15, VOCAB_SIZE, dtype=dtype), num)
+    return lambda: top_tokens_triton(torch.empty(15, VOCAB_SIZE, dtype=dtype), num)
 
 
 def build(max_budget, num_sequences=1):

@@ -19,9 +19,9 @@ def best_by(way: str):
     if way != "triton":
         return {"twin": top_candidates_reference, "topk": top_candidates_topk}[way]
     pytest.importorskip("triton")
-    from ddtree.kernels.tree_build.triton_candidates import top_candidates_triton
+    from ddtree.kernels.top_tokens.triton import top_tokens_triton
 
-    return top_candidates_triton
+    return lambda logits, num: top_tokens_triton(logits, num)[:2]
 
 
 def check_best(way: str, logits: torch.Tensor, num: int) -> None:

@@ -39,9 +39,9 @@ def top_candidates_pooled(
     if method == "topk":
         return top_candidates_topk(logits, num)
     if logits.is_cuda:
-        from ddtree.kernels.tree_build.triton_candidates import top_candidates_triton
+        from ddtree.kernels.top_tokens.triton import top_tokens_triton
 
-        return top_candidates_triton(logits, num)
+        return top_tokens_triton(logits, num)[:2]
     return top_candidates_reference(logits, num)
 
 
