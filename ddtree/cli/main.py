@@ -1,4 +1,4 @@
-"""ddtree: serve, generate, chat, fetch, bench, audit, trace, doctor, train. Each command imports its room when called, so that --help is instant."""
+"""ddtree: serve, generate, chat, fetch, bench, audit, trace, systemd, doctor, train. Each command imports its room when called, so that --help is instant."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     atexit.register(gc.freeze)
     if argv[:1] == ["train"]:
         return _guarded(lambda: _train(argv[1:]))
-    args = build_parser().parse_args(argv)
+    # What follows "--" is for the command that `ddtree systemd` writes down.
+    end = argv.index("--") if argv[:1] == ["systemd"] and "--" in argv else len(argv)
+    args = build_parser().parse_args(argv[:end])
+    args.argv, args.rest = argv, argv[end + 1 :]
     if args.command is None:
         build_parser().print_help()
         return 2
@@ -47,6 +50,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands.add_parser("train", help="train a drafter (see ddtree train --help)", add_help=False)
     _add_audit(commands.add_parser("audit", help="prove the output lossless, token by token, or say where it is not"))
     _add_trace(commands.add_parser("trace", help="draw a saved trace, round by round, as an HTML page"))
+    _add_systemd(commands.add_parser("systemd", help="print or install the systemd unit that serves"))
     _add_doctor(commands.add_parser("doctor", help="check the machine, the model and the drafter, and say what to do"))
     return parser
 
@@ -100,6 +104,13 @@ def _add_doctor(parser: argparse.ArgumentParser) -> None:
 
     add_doctor(parser)
     parser.set_defaults(run=_doctor)
+
+
+def _add_systemd(parser: argparse.ArgumentParser) -> None:
+    from ddtree.cli.systemd import add_systemd
+
+    add_systemd(parser)
+    parser.set_defaults(run=_systemd)
 
 
 def _guarded(run: Callable[[], int]) -> int:
@@ -159,6 +170,12 @@ def _doctor(args: argparse.Namespace) -> int:
     from ddtree.cli.doctor import doctor
 
     return doctor(args)
+
+
+def _systemd(args: argparse.Namespace) -> int:
+    from ddtree.cli.systemd import systemd
+
+    return systemd(args)
 
 
 def _train(argv: list[str]) -> int:

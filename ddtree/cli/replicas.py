@@ -10,7 +10,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from ddtree.cli.keys import keys_of, warn_if_open
 from ddtree.cli.serve_flags import as_flags
+from ddtree.cli.settings import without_settings
 from ddtree.replicas.launch import Launch
 from ddtree.replicas.proxy import find_caddy
 from ddtree.replicas.supervisor import Supervisor
@@ -26,6 +28,7 @@ def serve_replicas(args: argparse.Namespace) -> int:
     places = places_of(args)
     sock = listen_on(args.host, args.port)
     try:
+        warn_if_open(sock, keys_of(args))
         resolve(args.model, args.drafter)  # downloads once, not in each replica
         with tempfile.TemporaryDirectory(prefix="ddtree-") as folder:
             launches = launches_of(args, places, Path(folder))
@@ -67,10 +70,11 @@ def launches_of(args: argparse.Namespace, places: list[str], folder: Path) -> li
             replicas=1,
             gpus=None,
             device="cpu" if place == "cpu" else "cuda",
+            config=None,
             drain=0,  # the supervisor has waited already
             api_key=None,  # not on the process list
         )
-        environment = dict(os.environ)
+        environment = without_settings(os.environ)
         environment.pop("NOTIFY_SOCKET", None)  # the supervisor speaks to systemd
         if args.api_key is not None:
             environment["DDTREE_API_KEY"] = args.api_key

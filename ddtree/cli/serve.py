@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import sys
 
+from ddtree.cli.keys import keys_of, warn_if_open
 from ddtree.cli.loaded import default_budget, find, load, start
+from ddtree.cli.logs import set_up_logging
+from ddtree.cli.settings import settle
 from ddtree.server.app import create_app
 from ddtree.server.facts import facts_of
 from ddtree.server.metrics import Metrics
@@ -21,7 +23,13 @@ logger = logging.getLogger("ddtree")
 
 def serve(args: argparse.Namespace) -> int:
     """Serve until a signal. ValueError, in one line, for whatever stands in the way."""
-    _set_up_logging(args)
+    settled = settle(args.argv[1:], os.environ)
+    args = settled.args
+    set_up_logging(args.verbose, args.log_json, args.replica_index)
+    if args.replica_index is None:
+        for line in settled.describe():
+            logger.info("%s", line)
+    keys = keys_of(args)
     if args.gpus is not None or (args.replicas or 1) > 1:
         from ddtree.cli.replicas import serve_replicas
 
@@ -31,6 +39,7 @@ def serve(args: argparse.Namespace) -> int:
     # Before a download or a load, which would be in vain.
     sock = listen_on(args.host, args.port) if args.uds is None else listen_on_unix(args.uds)
     try:
+        warn_if_open(sock, keys)
         source, tokenizer = find(args)
         settings = ServerSettings(
             served_names=tuple(dict.fromkeys((source.served_name, *args.served_model_name))),
@@ -38,7 +47,9 @@ def serve(args: argparse.Namespace) -> int:
             drafter=str(source.drafter) if source.drafter else None,
             ui=not args.no_ui,
             cors_origins=("*",) if args.cors_origin is None else tuple(filter(None, args.cors_origin)),
-            api_key=os.environ.get("DDTREE_API_KEY") if args.api_key is None else args.api_key,
+            more_api_keys=keys,
+            max_body_bytes=args.max_body * 2**20,
+            log_prompts=args.log_prompts,
         )
         url = url_of(sock)
         worker = Worker(lambda: _load(args, source, url), args.max_waiting, Metrics(settings.model))
@@ -63,10 +74,3 @@ def _load(args: argparse.Namespace, source: Source, url: str):
     logger.info("default tree budget %s (%s)", budget.size, budget.reason)
     logger.info("ready: %s/v1" if args.uds is None else "ready on %s", url)
     return engine, facts
-
-
-def _set_up_logging(args: argparse.Namespace) -> None:
-    who = "" if args.replica_index is None else f"replica {args.replica_index}: "
-    form = f"%(asctime)s %(levelname)s {who}%(message)s"
-    logging.basicConfig(stream=sys.stderr, format=form, level=logging.WARNING)
-    logger.setLevel(logging.DEBUG if args.verbose else logging.INFO)

@@ -16,7 +16,12 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--served-model-name", action="append", default=[], metavar="NAME", help="another name for the model; repeatable"
     )
+    parser.add_argument("--config", metavar="FILE", help="settings in TOML or YAML, by the names of these flags, which win")
     parser.add_argument("--api-key", help="demand this key (default: none; DDTREE_API_KEY keeps it off the process list)")
+    parser.add_argument("--api-key-file", metavar="FILE", help="accept the keys in this file, one a line")
+    parser.add_argument(
+        "--max-body", type=whole(1, 1024), default=16, metavar="MIB", help="largest request read (default: 16 MiB)"
+    )
     parser.add_argument(
         "--replicas", type=whole(1), metavar="N", help="engine processes behind one address (default: 1, or one per --gpus)"
     )
@@ -31,11 +36,37 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
         help='let scripts of this web origin call (repeatable; default: "*", all of them; "" for none)',
     )
     parser.add_argument("--max-waiting", type=whole(1), default=128, metavar="N", help="queue limit (default: 128)")
+    parser.add_argument("--max-running", type=whole(1), default=8, metavar="N", help="requests decoded side by side (default: 8)")
+    parser.add_argument(
+        "--max-stall", type=whole(0), default=250, metavar="MS",
+        help="that prefill may hold up those that decode; 0: whole chunks of 512 tokens (default: 250)",
+    )
+    parser.add_argument(
+        "--cache-memory", type=gibibytes, metavar="GIB", help="for all requests' caches (default: half of what is free)"
+    )
+    parser.add_argument(
+        "--prefix-memory", type=gibibytes, metavar="GIB", help="of it, to remember prompts in; 0: none (default: half of it)"
+    )
+    parser.add_argument("--queue-timeout", type=whole(0), default=0, metavar="S", help="of waiting; 0: no limit (default: 0)")
+    parser.add_argument("--request-timeout", type=whole(0), default=0, metavar="S", help="of a request; 0: no limit (default: 0)")
     parser.add_argument(
         "--drain", type=whole(0), default=3, metavar="S", help="seconds that running requests get at the end (default: 3)"
     )
     parser.add_argument("--verbose", action="store_true", help="log at debug level")
+    parser.add_argument("--log-json", action="store_true", help="log one JSON object a line, requests and their ids included")
+    parser.add_argument("--log-prompts", action="store_true", help="with the requests, log what they say")
     parser.add_argument("--replica-index", type=whole(0), help=argparse.SUPPRESS)  # set by the supervisor
+
+
+def gibibytes(text: str) -> float:
+    """An argparse type: GiB, fractions allowed."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 2**20:
+        raise argparse.ArgumentTypeError(f"must be a number of GiB >= 0, got {text!r}")
+    return value
 
 
 def gpu_list(text: str) -> tuple[str, ...]:

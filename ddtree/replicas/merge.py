@@ -18,6 +18,7 @@ def merge(texts: Mapping[int, str]) -> str:
             if line.startswith(("# HELP ", "# TYPE ")):
                 family = line.split(" ", 3)[2]
                 lines = heads.setdefault(family, [])
+                samples.setdefault(family, [])
                 if line not in lines and len(lines) < 2:
                     lines.append(line)
             elif match := _SAMPLE.match(line):

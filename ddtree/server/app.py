@@ -13,8 +13,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ddtree import __version__
 from ddtree.server import errors, faults, page
+from ddtree.server.access import Access
 from ddtree.server.batch import WorkerLike
 from ddtree.server.handlers import Handlers
+from ddtree.server.linger import Linger
 from ddtree.server.settings import ServerSettings
 from ddtree.server.text import Text
 from ddtree.text import Tokenizer
@@ -57,8 +59,9 @@ def create_app(worker: WorkerLike, tokenizer: Tokenizer, settings: ServerSetting
         app.add_api_route(path, handler, methods=methods, response_model=None)
     if settings.ui:
         page.install(app)
-    if settings.api_key is not None:
-        app.add_middleware(KeyGuard, api_key=settings.api_key)
+    if settings.api_keys:
+        app.add_middleware(KeyGuard, api_keys=settings.api_keys)
+    app.add_middleware(Linger, max_bytes=settings.max_body_bytes)
     if settings.cors_origins:
         # The outermost, as a preflight carries no key.
         app.add_middleware(
@@ -66,17 +69,18 @@ def create_app(worker: WorkerLike, tokenizer: Tokenizer, settings: ServerSetting
             allow_origins=list(settings.cors_origins),
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
-            expose_headers=["Retry-After"],
+            expose_headers=["Retry-After", "X-Request-Id"],
         )
+    app.add_middleware(Access, bodies=settings.log_prompts)
     return app
 
 
 class KeyGuard:
     """401 for requests without the key. Plain ASGI, so that streams pass through untouched."""
 
-    def __init__(self, app: ASGIApp, api_key: str):
+    def __init__(self, app: ASGIApp, api_keys: tuple[str, ...]):
         self._app = app
-        self._expected = api_key.encode()
+        self._expected = [each.encode() for each in api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and _guarded(scope["path"]) and not self._has_key(scope):
@@ -92,7 +96,8 @@ class KeyGuard:
         # Anthropic's clients send the key bare, in a header of its own.
         keys = [given.strip()] if scheme.lower() == b"bearer" else []
         keys.append(headers.get(b"x-api-key", b""))
-        return any(secrets.compare_digest(key, self._expected) for key in keys)
+        # Every pair is compared, so that the time tells nothing.
+        return sum(secrets.compare_digest(key, each) for key in keys for each in self._expected) > 0
 
 
 def _guarded(path: str) -> bool:

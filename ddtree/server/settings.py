@@ -13,6 +13,8 @@ class ServerSettings:
     target: str = ""  # as the user named it, for /stats
     drafter: str | None = None
     api_key: str | None = None
+    more_api_keys: tuple[str, ...] = ()  # any of them will do
+    log_prompts: bool = False
     max_body_bytes: int = 16 * 2**20
     max_sequences: int = 256  # prompts times n in one request
     keep_alive_s: float = 10.0
@@ -24,6 +26,11 @@ class ServerSettings:
             raise ValueError(f"a served model name must not be empty, got {self.served_names!r}")
         if self.api_key == "":
             raise ValueError('--api-key must not be empty, got "": leave it out to serve without a key')
+
+    @property
+    def api_keys(self) -> tuple[str, ...]:
+        """The keys that open; none means that none is wanted."""
+        return self.more_api_keys if self.api_key is None else (self.api_key, *self.more_api_keys)
 
     @property
     def model(self) -> str:
