@@ -85,8 +85,11 @@ def batch_limits(args: argparse.Namespace) -> dict[str, object]:
     sizes = {"cache_bytes": args.cache_memory, "prefix_bytes": args.prefix_memory}
     if args.cache_memory == 0:
         raise ValueError("--cache-memory must be > 0, got 0: leave it out for half of what is free")
+    from ddtree.engine.config import EngineConfig
+
     return {
         "max_running": args.max_running,
+        "max_rows": max(1 + EngineConfig.max_tree_budget, args.max_running),
         "max_stall_s": args.max_stall / 1000,
         "queue_timeout_s": float(args.queue_timeout),
         "request_timeout_s": float(args.request_timeout),

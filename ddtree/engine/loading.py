@@ -115,8 +115,5 @@ def load_engine(
             raise ValueError(f"max_context {max_context} tokens do not fit into {cache_bytes} bytes of cache memory; {tokens} do")
         max_context = min(max_context, tokens)
     prefix_bytes = cache_bytes // 2 if prefix_bytes is None else prefix_bytes
-    most_rows = max(1 + max_tree_budget, max_running) if max_running > 1 else 0
-    config = EngineConfig(
-        max_context=max_context, max_rows=most_rows, cache_bytes=cache_bytes, prefix_bytes=prefix_bytes, **limits
-    )
+    config = EngineConfig(max_context=max_context, cache_bytes=cache_bytes, prefix_bytes=prefix_bytes, **limits)
     return Engine(target, drafter, config, model.config.vocab_size)
