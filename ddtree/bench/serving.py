@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 
@@ -145,6 +146,9 @@ class Serving:
             "stream_options": {"include_usage": True},
             "return_token_ids": True,
             "tree_budget": config if config == AUTO else int(config),
+            # Every prompt is asked several times: one found in a cache would flatter whoever comes second.
+            "cache_prompt": False,
+            "cache_salt": secrets.token_hex(8),  # the same to servers that know vLLM's field alone
         }
         if settings.ignore_eos:
             body["ignore_eos"] = True

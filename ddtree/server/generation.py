@@ -38,6 +38,8 @@ class Generation(Wire):
     tree_budget: int | str | None = None
     return_token_ids: bool | None = None
     ddtree_trace: bool | None = None
+    cache_prompt: bool | None = None
+    cache_salt: Annotated[str, Field(max_length=256)] | None = None
     response_format: ResponseFormat | None = None
 
     @field_validator("tree_budget", mode="before")
@@ -104,6 +106,11 @@ class Generation(Wire):
     def schema_wanted(self) -> dict[str, Any] | bool | None:
         """The JSON Schema that the answer must follow; None for text."""
         return self.response_format.schema_wanted if self.response_format else None
+
+    @property
+    def prefix_salt(self) -> str | None:
+        """Whose prefixes are shared (the engine's `cache_salt`); None where none are to be."""
+        return None if self.cache_prompt is False else self.cache_salt or ""
 
     @property
     def include_usage(self) -> bool:

@@ -85,6 +85,7 @@ def prepare(body: Generation, prompts: Sequence[Prompt], text: Text, facts: Fact
             watcher=text.watcher(prompt, body.stops, eos_token_ids | stop_token_ids, body.min_tokens or 0),
             num_logprobs=body.num_logprobs,
             trace=bool(body.ddtree_trace),
+            cache_salt=body.prefix_salt,
             grammar=grammar.copy() if grammar else None,
         )
         for prompt, grammar in zip(prompts, grammars, strict=True)

@@ -58,7 +58,6 @@ PROMPT = {
     "prompt_embeds": (),
     "mm_processor_kwargs": ({},),
     "lora_request": (),
-    "cache_prompt": (True, False),
 }
 NO_LOGPROBS = "log-probabilities come with /v1/chat/completions and /v1/completions"
 REMEDIES = {
