@@ -2,7 +2,7 @@
 
 The noise is that of ddtree.sampling.noise: SplitMix64, one stream per (request, absolute position), the token id as its
 counter, logarithms in fp64. So a draw is the same on the host and on the device, alone or in a batch, plain or in a
-tree. A CUDA tensor goes to the Triton kernels, any other to the twin. Filters (top-k, top-p, min-p) are not here.
+tree. A CUDA tensor goes to the Triton kernels, any other to the twin.
 
 Letters: R rows, V vocabulary.
 """
@@ -12,12 +12,15 @@ from __future__ import annotations
 import torch
 
 from ddtree.kernels.sample.reference import (
+    choose_filtered_pooled_reference,
     choose_pooled_reference,
     rank_scores_pooled_reference,
     streams_pooled_reference,
 )
 
 __all__ = [
+    "choose_filtered_pooled",
+    "choose_filtered_pooled_reference",
     "choose_pooled",
     "choose_pooled_reference",
     "rank_scores_pooled",
@@ -52,6 +55,37 @@ def choose_pooled(logits: torch.Tensor, temperatures: torch.Tensor, streams: tor
 
         return choose_pooled_triton(logits, temperatures, streams)
     return choose_pooled_reference(logits, temperatures, streams)
+
+
+def choose_filtered_pooled(
+    logits: torch.Tensor,
+    temperatures: torch.Tensor,
+    streams: torch.Tensor,
+    top_ks: torch.Tensor,
+    top_ps: torch.Tensor,
+    min_ps: torch.Tensor,
+) -> torch.Tensor:
+    """`choose_pooled` from what top-k, top-p and min-p keep, in that order, as ddtree.sampling.choose.choose has it.
+
+    `top_ks` [R] int32, 0 off; `top_ps` [R] float64, 1 off; `min_ps` [R] float64, 0 off: float64, so that 0.95 is the
+    request's 0.95. Rows differ as they like, greedy and unfiltered ones among them. Nothing waits for the device. Rows
+    that keep more than the 1,024 best tokens cost passes over the whole row.
+    """
+    _check(logits, temperatures, streams)
+    for name, tensor, dtype in (
+        ("top_ks", top_ks, torch.int32),
+        ("top_ps", top_ps, torch.float64),
+        ("min_ps", min_ps, torch.float64),
+    ):
+        if tensor.shape != temperatures.shape or tensor.dtype != dtype:
+            raise ValueError(
+                f"{name} must be {list(temperatures.shape)} {dtype}, got {list(tensor.shape)} {tensor.dtype}"
+            )
+    if logits.is_cuda:
+        from ddtree.kernels.sample.triton_filtered import choose_filtered_pooled_triton as choose
+    else:
+        choose = choose_filtered_pooled_reference
+    return choose(logits, temperatures, streams, top_ks, top_ps, min_ps)
 
 
 def rank_scores_pooled(

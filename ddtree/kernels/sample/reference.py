@@ -5,6 +5,8 @@ The noise is that of ddtree.sampling.noise, bit for bit; this room may import no
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # SplitMix64's increment, as int64
@@ -55,3 +57,35 @@ def rank_scores_pooled_reference(
     noise = gumbel(streams, logits.shape[-1])
     noisy = (scaled(logits, temperatures) * (RANK_LOGITS / RANK_NOISE) + noise) * RANK_NOISE
     return torch.where(temperatures[:, None] > 0, noisy, logits.float())
+
+
+def choose_filtered_pooled_reference(
+    logits: torch.Tensor,
+    temperatures: torch.Tensor,
+    streams: torch.Tensor,
+    top_ks: torch.Tensor,
+    top_ps: torch.Tensor,
+    min_ps: torch.Tensor,
+) -> torch.Tensor:
+    """Same arguments and result as `choose_filtered_pooled`: rows sorted, their filters counted out one by one."""
+    vocab_size = logits.shape[-1]
+    chosen = logits.argmax(dim=-1)
+    values, noise = scaled(logits, temperatures), gumbel(streams, vocab_size)
+    filters = zip(temperatures.tolist(), top_ks.tolist(), top_ps.tolist(), min_ps.tolist(), strict=True)
+    for row, (temperature, top_k, top_p, min_p) in enumerate(filters):
+        if temperature <= 0:
+            continue
+        best = values[row].sort(descending=True, stable=True)
+        kept = top_k if 0 < top_k < vocab_size else vocab_size
+        if top_p < 1:
+            weights = best.values[:kept].exp()
+            mass = weights.double().cumsum(dim=0) / weights.sum(dtype=torch.float64)
+            # A token stays while the mass before it falls short.
+            kept = int((mass[:-1] < top_p).sum()) + 1
+        if min_p > 0:
+            kept = min(kept, int((best.values >= math.log(min_p)).sum()))
+        drawn = torch.full_like(values[row], -torch.inf)
+        places = best.indices[:kept]
+        drawn[places] = values[row, places] + noise[row, places]
+        chosen[row] = drawn.argmax()
+    return chosen

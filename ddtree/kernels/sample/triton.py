@@ -10,10 +10,13 @@ import torch
 import triton
 import triton.language as tl
 
+from ddtree.kernels.top_tokens.triton import keys_of, load_scores
+
 TILE, WARPS = 4096, 8  # tokens and warps of a program
 GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
 LEAST_TEMPERATURE = tl.constexpr(1e-30)
 MARGIN = tl.constexpr(1e-3)  # the fp32 noise is 50 times closer
+DONE = tl.constexpr((1 << 63) - 1)  # the cut of a row whose token is drawn already
 RANK_LOGITS, RANK_NOISE = tl.constexpr(0.8), tl.constexpr(0.67)
 
 
@@ -33,8 +36,9 @@ def _bits(stream, ids):
 
 
 @triton.jit
-def _gumbel(bits):
-    complements = bits.to(tl.float64) * -(2.0**-52) + (1 - 2.0**-53)
+def gumbel_of(stream, ids):
+    """The exact noise, float32."""
+    complements = _bits(stream, ids).to(tl.float64) * -(2.0**-52) + (1 - 2.0**-53)
     return (-tl.log(-tl.log(complements))).to(tl.float32)
 
 
@@ -45,12 +49,6 @@ def _gumbel_approximate(bits):
     complement = (4503599627370495 - bits).to(tl.float32) * (2.0**-52) + 2.0**-53
     series = uniform * (1 + uniform * (0.5 + uniform * (0.33333334 + uniform * 0.25)))
     return -tl.log(tl.where(uniform < 0.03125, series, -tl.log(complement)))
-
-
-@triton.jit
-def _load_logits(logits, row, ids, vocab_size, stride):
-    x = tl.load(logits + row.to(tl.int64) * stride + ids, mask=ids < vocab_size, other=float("-inf")).to(tl.float32)
-    return tl.where(x == x, x, float("-inf"))
 
 
 @triton.jit
@@ -85,7 +83,7 @@ def _maxima_kernel(logits, maxima, places, vocab_size, stride, num_tiles, TILE: 
     """Each tile's largest logit and the lowest id that has it."""
     row, tile = tl.program_id(0), tl.program_id(1)
     ids = tile * TILE + tl.arange(0, TILE)
-    x = _load_logits(logits, row, ids, vocab_size, stride)
+    x = load_scores(logits, row, ids, vocab_size, stride)
     best = tl.max(x, axis=0)
     tl.store(maxima + row * num_tiles + tile, best)
     tl.store(places + row * num_tiles + tile, tl.min(tl.where(x == best, ids, vocab_size - 1), axis=0))
@@ -93,31 +91,40 @@ def _maxima_kernel(logits, maxima, places, vocab_size, stride, num_tiles, TILE: 
 
 @triton.jit
 def _perturbed_kernel(
-    logits, maxima, temperatures, streams, perturbed, vocab_size, stride, num_tiles,
-    TILE: tl.constexpr, TILES: tl.constexpr,
+    logits, maxima, temperatures, streams, cuts, perturbed, vocab_size, stride, num_tiles,
+    FILTERED: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    """Each tile's largest perturbed score, with approximate noise; greedy rows do nothing."""
+    """Each tile's largest perturbed score, with approximate noise; greedy rows and drawn ones do nothing."""
     row, tile = tl.program_id(0), tl.program_id(1)
     temperature = tl.load(temperatures + row)
-    if temperature > 0:
+    wanted = temperature > 0
+    if FILTERED:
+        cut = tl.load(cuts + row)
+        wanted = wanted & (cut != DONE)
+    if wanted:
         ids = tile * TILE + tl.arange(0, TILE)
-        x = _load_logits(logits, row, ids, vocab_size, stride)
+        x = load_scores(logits, row, ids, vocab_size, stride)
         scaled = _scaled(x, _row_maximum(maxima, row, num_tiles, TILES), temperature)
+        keep = x > float("-inf")
+        if FILTERED:
+            keep = keep & (keys_of(scaled, ids) >= cut)
         noise = _gumbel_approximate(_bits(tl.load(streams + row).to(tl.uint64), ids))
-        scores = tl.where(x > float("-inf"), scaled + noise, float("-inf"))
-        tl.store(perturbed + row * num_tiles + tile, tl.max(scores, axis=0))
+        tl.store(perturbed + row * num_tiles + tile, tl.max(tl.where(keep, scaled + noise, float("-inf")), axis=0))
 
 
 @triton.jit
 def _choose_kernel(
-    logits, maxima, places, perturbed, temperatures, streams, chosen, vocab_size, stride, num_tiles,
-    TILE: tl.constexpr, TILES: tl.constexpr,
+    logits, maxima, places, perturbed, temperatures, streams, cuts, chosen, vocab_size, stride, num_tiles,
+    FILTERED: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     """One row's token: the first tile's place among equals, or the exact draw from the tiles that may hold it."""
     row = tl.program_id(0)
     temperature = tl.load(temperatures + row)
     tiles = tl.arange(0, TILES)
     mask = tiles < num_tiles
+    if FILTERED:
+        cut = tl.load(cuts + row)
+        mask = mask & (cut != DONE)
     tile_maxima = tl.load(maxima + row * num_tiles + tiles, mask=mask, other=float("-inf"))
     maximum = tl.max(tile_maxima, axis=0)
     token = tl.zeros([], tl.int32)
@@ -129,9 +136,12 @@ def _choose_kernel(
         tile = tl.min(tl.where(open_tiles, tiles, TILES), axis=0)
         while tile < TILES:
             ids = tile * TILE + tl.arange(0, TILE)
-            x = _load_logits(logits, row, ids, vocab_size, stride)
-            scores = _scaled(x, _finite(maximum), temperature) + _gumbel(_bits(stream, ids))
-            scores = tl.where(x > float("-inf"), scores, float("-inf"))
+            x = load_scores(logits, row, ids, vocab_size, stride)
+            scaled = _scaled(x, _finite(maximum), temperature)
+            keep = x > float("-inf")
+            if FILTERED:
+                keep = keep & (keys_of(scaled, ids) >= cut)
+            scores = tl.where(keep, scaled + gumbel_of(stream, ids), float("-inf"))
             tile_best = tl.max(scores, axis=0)
             place = tl.min(tl.where(scores == tile_best, ids, vocab_size - 1), axis=0)
             # Tiles come in rising order, so an equal score never wins.
@@ -141,7 +151,10 @@ def _choose_kernel(
     else:
         tile_places = tl.load(places + row * num_tiles + tiles, mask=mask, other=0)
         token = tl.min(tl.where(mask & (tile_maxima == maximum), tile_places, vocab_size - 1), axis=0)
-    tl.store(chosen + row, token.to(tl.int64))
+    if FILTERED:
+        tl.store(chosen + row, token.to(tl.int64), mask=cut != DONE)
+    else:
+        tl.store(chosen + row, token.to(tl.int64))
 
 
 @triton.jit
@@ -152,7 +165,7 @@ def _rank_kernel(
     row, tile = tl.program_id(0), tl.program_id(1)
     temperature = tl.load(temperatures + row)
     ids = tile * TILE + tl.arange(0, TILE)
-    x = _load_logits(logits, row, ids, vocab_size, stride)
+    x = load_scores(logits, row, ids, vocab_size, stride)
     if temperature > 0:
         scaled = _scaled(x, _row_maximum(maxima, row, num_tiles, TILES), temperature)
         noise = _gumbel_approximate(_bits(tl.load(streams + row).to(tl.uint64), ids))
@@ -171,21 +184,31 @@ def streams_pooled_triton(keys: torch.Tensor, positions: torch.Tensor) -> torch.
 
 
 def choose_pooled_triton(logits: torch.Tensor, temperatures: torch.Tensor, streams: torch.Tensor) -> torch.Tensor:
-    (num_rows, vocab_size), device = logits.shape, logits.device
-    chosen = torch.empty(num_rows, dtype=torch.int64, device=device)
-    if not num_rows:
-        return chosen
+    chosen = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+    if len(logits):
+        draw_pooled(logits, temperatures, streams, chosen)
+    return chosen
+
+
+def draw_pooled(
+    logits: torch.Tensor,
+    temperatures: torch.Tensor,
+    streams: torch.Tensor,
+    chosen: torch.Tensor,
+    cuts: torch.Tensor | None = None,
+) -> None:
+    """Fill `chosen` [R]; with `cuts` [R] int64 only from tokens whose key reaches the row's, and none where DONE."""
     logits, tiles, maxima, places = _maxima(logits)
+    num_rows, vocab_size = logits.shape
     perturbed = torch.empty_like(maxima)
     shape = (vocab_size, logits.stride(0), tiles)
-    sizes = {"TILE": TILE, "TILES": triton.next_power_of_2(tiles)}
+    sizes = {"FILTERED": cuts is not None, "TILE": TILE, "TILES": triton.next_power_of_2(tiles)}
     _perturbed_kernel[(num_rows, tiles)](
-        logits, maxima, temperatures, streams, perturbed, *shape, **sizes, num_warps=WARPS
+        logits, maxima, temperatures, streams, cuts, perturbed, *shape, **sizes, num_warps=WARPS
     )
     _choose_kernel[(num_rows,)](
-        logits, maxima, places, perturbed, temperatures, streams, chosen, *shape, **sizes, num_warps=WARPS
+        logits, maxima, places, perturbed, temperatures, streams, cuts, chosen, *shape, **sizes, num_warps=WARPS
     )
-    return chosen
 
 
 def rank_scores_pooled_triton(

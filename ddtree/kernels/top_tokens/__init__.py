@@ -1,1 +1,1 @@
-"""The best tokens of rows of scores, exactly and in one order: for the drafter's candidates and for sampling filters."""
+"""The best tokens of rows of scores, exactly and in one order: the drafter's candidates, and sampling filters."""
