@@ -40,12 +40,16 @@ def stop_string_fault(
     if tokens is None:
         return None
     watcher.finish()
+    differs = list(tokens[:due]) != list(plain[: min(due, len(tokens))])
+    if differs:
+        # Wrong before any stop: whatever made it so is found elsewhere. Of stops only its own text can tell.
+        due = next((n for n in range(1, len(tokens) + 1) if piece in reader(tokenizer, tokens[:n], hidden_ids).text), len(tokens))
     if len(tokens) != due:
         return (
             f"stop: the stop string {piece!r} is complete with answer token {due - 1}, the answer has {len(tokens)} tokens; "
             f"{'the target alone would have stopped there' if len(tokens) > due else 'nothing stops it so early'}"
         )
-    if watcher.text != whole.text[:place]:
+    if not differs and watcher.text != whole.text[:place]:
         return f"stop: the text before {piece!r} reads …{watcher.text[-30:]!r}, plain decoding's …{whole.text[:place][-30:]!r}"
     return None
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ddtree.audit.fidelity import acceptance_faults, by_depth, check_fidelity
-from ddtree.audit.findings import Result, first_difference
+from ddtree.audit.findings import Fault, Result, first_difference
 from ddtree.audit.lossless import Audit, Plan
 from ddtree.audit.noise import measure_noise, rescored
 from ddtree.audit.prompts import BUILT_IN, Prompt, encode_all, prompt_fault, read_prompts
@@ -128,6 +128,12 @@ def test_report_and_trace(llama):
     result = audit.run(random_prompts(engine.vocab_size))
     page = render(result, audit.inside.inspections, lambda token_id: f"<{token_id}>", "audit of tiny")
     assert "<svg" in page and "#1b7f4b" in page and "&lt;" in page and "identical" in page
+    assert 'stroke="#b3261e"' not in page
+    wrong = audit.inside.inspections[0][1]
+    wrong.faults.append(Fault("target", "layer 0 attention: sibling 1 leaks into node 2"))
+    page = render(result, audit.inside.inspections, lambda token_id: f"<{token_id}>", "audit of tiny")
+    assert page.count('stroke="#b3261e"') == 2 and page.index("sibling 1 leaks") < page.index('stroke="#b3261e"')
+    wrong.faults.clear()
     lines = [json.loads(line) for line in trace_lines(audit.inside.inspections, str)]
     assert len(lines) == result.rounds_inspected and lines[0]["path"][0] == 0
     json.dumps(result.as_json(), allow_nan=False)

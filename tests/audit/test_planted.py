@@ -295,6 +295,10 @@ def test_a_stop_string_across_tokens_is_not_matched(monkeypatch):
         return plain[: next((n for n, token_id in enumerate(plain, start=1) if watcher.feed(token_id)), len(plain))]
 
     assert stop_string_fault(tokenizer, plain, frozenset(), generate) is None
+    # An answer that is wrong from its first token on is no fault of stops.
+    others = tokenizer.encode("something else is said here, at some length too, so that it goes on", add_special_tokens=False)
+    assert stop_string_fault(tokenizer, plain, frozenset(), lambda watcher: others) is None
+    assert "stopped there" in stop_string_fault(tokenizer, plain, frozenset(), lambda watcher: [others[0], *plain])
     sound = StopStrings.feed
     monkeypatch.setattr(
         StopStrings, "feed", lambda self, text, *rest, **options: (text, None) if len(text) < 9 else sound(self, text, *rest, **options)
