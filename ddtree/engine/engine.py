@@ -18,7 +18,7 @@ from ddtree.engine.finish import Finish, scan
 from ddtree.engine.memory import is_out_of_memory, memory_for
 from ddtree.engine.prefix import PrefixCache
 from ddtree.engine.recall import recall, remember, remember_prefilled
-from ddtree.engine.request import AUTO, Emission, Request, RoundTrace
+from ddtree.engine.request import AUTO, Emission, Request, RoundCount, RoundTrace
 from ddtree.engine.room import limited
 from ddtree.engine.scheduler import Scheduler
 from ddtree.engine.sequence import Sequence
@@ -294,7 +294,8 @@ class Engine:
         sequence.suspect = False
         record(sequence, each, clock, elapsed)
         trace = traced(sequence, each, clock, elapsed) if sequence.request.trace else None
-        return self._emit(sequence, tuple(each.kept.token_ids.tolist()), each.finish, trace)
+        emission = self._emit(sequence, tuple(each.kept.token_ids.tolist()), each.finish, trace)
+        return replace(emission, round=RoundCount(each.tree.num_drafted, each.acceptance.acceptance_length))
 
     def _contain(self, sequences: list[Sequence], error: Exception, again: bool) -> list[Emission]:
         """A round of these failed. Alone, a sequence ends; of several nobody knows whose fault it was, so all are computed
