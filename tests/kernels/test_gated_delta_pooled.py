@@ -106,6 +106,31 @@ def test_bfloat16_rows_are_computed_in_fp32(way):
         assert worst_error(actual[rows], twin[rows]) <= CLOSE
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+def test_padding_inside_a_sequence_reaches_nothing(way, causal):
+    """A bucket of rows is longer than the tree in it; padding may see itself, and hold anything."""
+    given = Round.random(Layout([random_parents(40, 12), TREES["two"]]), SMALL)
+    layout, expected = given.layout, run_tree("twin", given, causal)
+    real = torch.cat((torch.arange(40), torch.arange(60, 62))).to(DEVICE)
+    rows = 64
+    spread = [poison(rows, *tensor.shape[1:]) for tensor in (given.mixed, given.log_decay, given.beta)]
+    for tensor, packed in zip(spread, (given.mixed, given.log_decay, given.beta), strict=True):
+        tensor[real] = packed[:42]
+    mask = torch.zeros(rows, 60, dtype=torch.uint8, device=DEVICE)
+    mask[torch.arange(60), torch.arange(60)] = 1
+    mask[real, :40] = layout.ancestor_mask[:42]
+    row_slots = torch.full((rows,), -1, dtype=torch.int32, device=DEVICE)
+    row_slots[real] = 1
+    written = [poison(rows, *tensor.shape[1:], dtype=tensor.dtype) for tensor in expected]
+    starts, mask = integers([0, 60, 62]), None if causal else mask
+    run(way, "tree", *spread, mask, given.states, layout.slots, starts, 60, SMALL, *written, row_slots)
+    for actual, alone in zip(written, expected, strict=True):
+        assert worst_error(actual[real], alone[:42]) <= CLOSE
+        assert not actual[40:60].any()
+        assert actual[62:].isnan().all()
+
+
 @pytest.mark.parametrize("node", [1, 20])
 def test_a_sibling_moves_nothing_outside_its_subtree_by_a_bit(node):
     parents = random_parents(37, 12)

@@ -15,6 +15,7 @@ def tree(x, weight, bias, states, slots, starts, row_slots, row_indices, parents
         if stop > start:
             up = None if parents is None else parents[start:stop].long()
             out[start:stop] = causal_conv_tree(x[start:stop], weight, bias, states[slot], up)
+    out[: x.shape[0]].masked_fill_(row_slots[:, None] < 0, 0)
     if gates is not None:
         gates_twin(gates)
 

@@ -51,7 +51,9 @@ def gate_rows(
     # fp64: the fast logarithm of fp32 loses what is small, and there are few numbers.
     shift = tl.load(dt_bias + head, mask=along, other=0.0)[None, :]
     steps = (tl.load(a + rows * a_stride + head[None, :], mask=mask, other=0.0).to(tl.float32) + shift).to(tl.float64)
-    softplus = tl.where(steps > 20.0, steps, tl.log(1.0 + tl.exp(tl.minimum(steps, 20.0))))
+    growth = tl.exp(tl.minimum(steps, 20.0))
+    softplus = tl.where(steps < -15.0, growth * (1.0 - 0.5 * growth), tl.log(1.0 + growth))
+    softplus = tl.where(steps > 20.0, steps, softplus)
     rate = tl.load(decay_rate + head, mask=along, other=0.0)[None, :]
     places = rows * HEADS + head[None, :]
     tl.store(log_decay + places, rate * softplus.to(tl.float32), mask=mask)

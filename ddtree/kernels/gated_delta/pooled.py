@@ -40,12 +40,14 @@ def gated_delta_tree_pooled(
     keys: torch.Tensor,
     solved: torch.Tensor,
     log_decays: torch.Tensor,
+    row_slots: torch.Tensor | None = None,
 ) -> None:
     """Run every row from its parent's state and stage what committing will need; `states` [S, Hv, K, V] stay.
 
     `mixed` [R, ...], `log_decay` (<= 0) and `beta` [R, Hv] fp32, `ancestor_mask` [R, >= max_rows] uint8: row r,
     column j says whether node j of the same sequence is r or its ancestor (parents before children); None means
-    consecutive rows. No sequence may have more than `max_rows` rows.
+    consecutive rows. No sequence may have more than `max_rows` rows. With `row_slots` [R], a sequence's rows may be
+    followed by padding of its own, where it is -1: that reaches nothing either, and what is written for it is 0.
 
     Written: `out` [R, Hv, V]; staged [>= R, ...]: `keys` [Hk, K] L2-normalised and `solved` [Hv, V] fp32,
     `log_decays` [Hv] fp64, sums from the root.
@@ -56,9 +58,9 @@ def gated_delta_tree_pooled(
     run = pooled_twins.tree
     if mixed.is_cuda:
         from ddtree.kernels.gated_delta.triton_tree import tree as run
-    run(
-        mixed, log_decay, beta, ancestor_mask, states, slots, starts, max_rows, shape, out, keys, solved, log_decays
-    )
+    indices = (slots, starts, max_rows)
+    staged = (keys, solved, log_decays)
+    run(mixed, log_decay, beta, ancestor_mask, states, *indices, shape, out, *staged, row_slots=row_slots)
 
 
 def gated_delta_step_pooled(

@@ -12,15 +12,17 @@ from ddtree.kernels.gated_delta.staged import StagedRows
 
 
 def tree(
-    mixed, log_decay, beta, ancestor_mask, states, slots, starts, max_rows, shape, out, keys, solved, log_decays
-) -> None:
+    mixed, log_decay, beta, ancestor_mask, states, slots, starts, max_rows, shape, out, keys, solved, log_decays,
+    row_slots=None,
+) -> None:  # fmt: skip
     for slot, rows in _sequences(slots, starts):
         count = rows.stop - rows.start
         if count > max_rows:
             raise ValueError(f"a sequence has {count} rows, max_rows is {max_rows}")
         mask = None if ancestor_mask is None else ancestor_mask[rows, :count] != 0
-        query, key, value = _heads(mixed[rows], shape)
-        recalled, staged = gated_delta_tree(query, key, value, log_decay[rows], beta[rows], mask, states[slot])
+        valid = None if row_slots is None else row_slots[rows] >= 0
+        given = (*_heads(mixed[rows], shape), log_decay[rows], beta[rows])
+        recalled, staged = gated_delta_tree(*given, mask, states[slot], valid)
         out[rows], keys[rows], solved[rows] = recalled, staged.keys, staged.solved
         log_decays[rows] = staged.log_decays
 

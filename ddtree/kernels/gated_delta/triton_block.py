@@ -54,31 +54,52 @@ def decay_between(log_decays, other_log_decays, related):
 
 
 @triton.jit
-def unit_lower_inverse(lower, SIZE: tl.constexpr):
-    """(I + lower)^-1 [n, n] fp32, `lower` being 0 on and above the diagonal; n = 16, 32 or 64.
+def unit_lower_solve(lower, right, SIZE: tl.constexpr, DIAGONAL: tl.constexpr):
+    """U [n, V] with (I + lower) U = right; `lower` [n, n] is 0 on and above the diagonal, n = SIZE.
 
-    The inverse of [[A, 0], [C, B]] is [[A', 0], [-B' C A', B']]: from blocks of 2 rows to 4, 8, 16, in IEEE fp32,
-    then 32 and 64. Each factor is a part of the inverse itself, whose entries are bounded by 1 here (products of
-    contractions), so nothing cancels, as it would between high powers of `lower`.
+    Blocked forward substitution. The blocks of DIAGONAL rows on the diagonal are inverted side by side; then, sweep by
+    sweep, U <- T (right - off U) with T their inverses and `off` all below them: sweep b makes block b final, as nothing
+    that a block needs changes any more once the blocks before it are.
     """
-    # The 16 x 16 blocks on the diagonal, side by side.
-    COUNT: tl.constexpr = SIZE // 16
+    if SIZE <= DIAGONAL:
+        return _apply(_inverse(tl.reshape(lower, (1, SIZE, SIZE)), SIZE), right, SIZE, SIZE)
+    COUNT: tl.constexpr = SIZE // DIAGONAL
     block = tl.arange(0, COUNT)
     on_diagonal = block[:, None, None, None] == block[None, None, :, None]
-    small = tl.sum(tl.where(on_diagonal, tl.reshape(lower, (COUNT, 16, COUNT, 16)), 0.0), axis=2)
-    row, column = tl.arange(0, 16)[None, :, None], tl.arange(0, 16)[None, None, :]
-    inverse = tl.where(row == column, 1.0, 0.0) - tl.where(row // 2 == column // 2, small, 0.0)
-    for level in tl.static_range(1, 4):
-        pair = row // 2 ** (level + 1) == column // 2 ** (level + 1)
-        corner = tl.where(pair & (row // 2**level != column // 2**level), small, 0.0)
-        product = tl.dot(inverse, corner, input_precision="ieee")
-        inverse -= tl.dot(product, inverse, input_precision="ieee")
-    whole = tl.reshape(tl.where(on_diagonal, inverse[:, :, None, :], 0.0), (SIZE, SIZE))
+    small = tl.sum(tl.where(on_diagonal, tl.reshape(lower, (COUNT, DIAGONAL, COUNT, DIAGONAL)), 0.0), axis=2)
+    inverses = _inverse(small, DIAGONAL)
     row, column = tl.arange(0, SIZE)[:, None], tl.arange(0, SIZE)[None, :]
-    for level in tl.static_range(4, 6):
+    off = tl.where(row // DIAGONAL != column // DIAGONAL, lower, 0.0)
+    solution = _apply(inverses, right, SIZE, DIAGONAL)
+    for _ in tl.static_range(COUNT - 1):
+        rest = right - tl.dot(off, solution, input_precision="tf32x3")
+        solution = _apply(inverses, rest, SIZE, DIAGONAL)
+    return solution
+
+
+@triton.jit
+def _apply(inverses, rows, SIZE: tl.constexpr, DIAGONAL: tl.constexpr):
+    """Each block of `rows` [n, V] by its own of `inverses` [n / DIAGONAL, DIAGONAL, DIAGONAL]."""
+    if SIZE == DIAGONAL:
+        return tl.dot(tl.reshape(inverses, (SIZE, SIZE)), rows, input_precision="tf32x3")
+    blocks = tl.reshape(rows, (SIZE // DIAGONAL, DIAGONAL, rows.shape[1]))
+    return tl.reshape(tl.dot(inverses, blocks, input_precision="tf32x3"), (SIZE, rows.shape[1]))
+
+
+@triton.jit
+def _inverse(lower, SIZE: tl.constexpr):
+    """(I + lower)^-1 [count, n, n] fp32, `lower` being 0 on and above the diagonal; n = 16 or 32.
+
+    The inverse of [[A, 0], [C, B]] is [[A', 0], [-B' C A', B']]: from blocks of 2 rows to 4, 8, 16, 32, in IEEE fp32. Each
+    factor is a part of the inverse itself, whose entries are bounded by 1 here (products of contractions), so nothing cancels,
+    as it would between high powers of `lower`.
+    """
+    row, column = tl.arange(0, SIZE)[None, :, None], tl.arange(0, SIZE)[None, None, :]
+    inverse = tl.where(row == column, 1.0, 0.0) - tl.where(row // 2 == column // 2, lower, 0.0)
+    for level in tl.static_range(1, 5):
         if 2**level < SIZE:
             pair = row // 2 ** (level + 1) == column // 2 ** (level + 1)
             corner = tl.where(pair & (row // 2**level != column // 2**level), lower, 0.0)
-            product = tl.dot(whole, corner, input_precision="tf32x3")
-            whole -= tl.dot(product, whole, input_precision="tf32x3")
-    return whole
+            product = tl.dot(inverse, corner, input_precision="ieee")
+            inverse -= tl.dot(product, inverse, input_precision="ieee")
+    return inverse

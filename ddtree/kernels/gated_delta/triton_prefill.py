@@ -16,7 +16,7 @@ from ddtree.kernels.gated_delta.triton_block import (
     dot_matrix,
     dot_rows,
     inverse_norms,
-    unit_lower_inverse,
+    unit_lower_solve,
 )
 
 
@@ -99,7 +99,7 @@ def _prefill_kernel(
         row_factor = (strength * key_norm)[:, None]
         system = tl.where(rows[None, :] < rows[:, None], dot_rows(key, key) * weights * row_factor, 0.0)
         right_side = strength[:, None] * (value.to(tl.float32) - key_norm[:, None] * by_key)
-        solution = tl.dot(unit_lower_inverse(system, ROWS), right_side, input_precision="tf32x3")
+        solution = unit_lower_solve(system, right_side, ROWS, 32)
         by_query = tl.dot(dot_rows(query, key) * weights, solution, by_query, input_precision="tf32x3")
         result = by_query * (scale * query_norm)[:, None]
         tl.store(

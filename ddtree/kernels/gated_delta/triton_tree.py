@@ -18,7 +18,7 @@ from ddtree.kernels.gated_delta.triton_block import (
     dot_matrix,
     dot_rows,
     inverse_norms,
-    unit_lower_inverse,
+    unit_lower_solve,
 )
 
 
@@ -26,11 +26,12 @@ from ddtree.kernels.gated_delta.triton_block import (
 class TreeTiles:
     """How a launch is cut up."""
 
-    rows: int  # solved at once; the triangular system is inverted whole
+    rows: int  # solved at once
     other_rows: int  # earlier rows taken at once
     values: int  # of the value dim, per program
     num_warps: int
     num_stages: int
+    diagonal: int = 32  # of the rows solved at once, what is inverted at once
 
 
 def tiles_for(max_rows: int, dtype: torch.dtype) -> TreeTiles:
@@ -39,20 +40,20 @@ def tiles_for(max_rows: int, dtype: torch.dtype) -> TreeTiles:
         return TreeTiles(16, 32, 32, 4, 1)
     # More columns than rows: Triton then gives each warp columns of its own, and holds no operand twice.
     if max_rows <= 16:
-        return TreeTiles(16, 16, 32, 4, 1)
+        return TreeTiles(16, 32, 64, 4, 1)
     return TreeTiles(32, 32 if max_rows <= 32 else 64, 64, 8, 1)
 
 
 def tree(
     mixed, log_decay, beta, ancestor_mask, states, slots, starts, max_rows, shape, out, keys, solved, log_decays,
-    tiles: TreeTiles | None = None,
+    row_slots=None, tiles: TreeTiles | None = None,
 ) -> None:
     """Arguments as in `pooled.gated_delta_tree_pooled`."""
     tiles = tiles or tiles_for(max_rows, mixed.dtype)
     value_tile = min(tiles.values, max(16, triton.next_power_of_2(shape.value_dim)))
     grid = (triton.cdiv(shape.value_dim, value_tile), shape.num_value_heads, slots.shape[0])
     _tree_kernel[grid](
-        mixed, log_decay, beta, ancestor_mask, states, slots, starts, out, keys, solved, log_decays,
+        mixed, log_decay, beta, ancestor_mask, states, slots, starts, row_slots, out, keys, solved, log_decays,
         mixed.stride(0),
         0 if ancestor_mask is None else ancestor_mask.stride(0),
         shape.key_dim**-0.5,
@@ -65,6 +66,7 @@ def tree(
         ROWS=tiles.rows,
         OTHER_ROWS=tiles.other_rows,
         SUMMED_ROWS=min(256, max(16, triton.next_power_of_2(max_rows))),
+        DIAGONAL=min(tiles.diagonal, tiles.rows),
         CAUSAL=ancestor_mask is None,
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
@@ -73,11 +75,11 @@ def tree(
 
 @triton.jit
 def _tree_kernel(
-    mixed, log_decay, beta, ancestor_mask, states, slots, starts, out, keys, solved, log_decays,
+    mixed, log_decay, beta, ancestor_mask, states, slots, starts, row_slots, out, keys, solved, log_decays,
     mixed_stride, mask_stride, scale,
     KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
     KEY_TILE: tl.constexpr, VALUE_TILE: tl.constexpr, ROWS: tl.constexpr, OTHER_ROWS: tl.constexpr,
-    SUMMED_ROWS: tl.constexpr, CAUSAL: tl.constexpr,
+    SUMMED_ROWS: tl.constexpr, DIAGONAL: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
     tile, head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first = tl.load(starts + sequence).to(tl.int64)
@@ -112,9 +114,13 @@ def _tree_kernel(
 
     for start in range(0, num_rows, ROWS):
         rows = start + tl.arange(0, ROWS)
-        present = rows < num_rows
+        inside = rows < num_rows
+        present = inside
+        if row_slots is not None:
+            present &= tl.load(row_slots + first + rows, mask=inside, other=-1) >= 0
         row_keys = present[:, None] & in_key[None, :]
         row_values = present[:, None] & in_value[None, :]
+        written_values = inside[:, None] & in_value[None, :]
         query = tl.load(queries + rows[:, None] * mixed_stride + along_key[None, :], mask=row_keys, other=0.0)
         key = tl.load(raw_keys + rows[:, None] * mixed_stride + along_key[None, :], mask=row_keys, other=0.0)
         value = tl.load(values + rows[:, None] * mixed_stride + along_value[None, :], mask=row_values, other=0.0)
@@ -126,7 +132,8 @@ def _tree_kernel(
         query_norm, key_norm = inverse_norms(query), inverse_norms(key)
         if (tile == 0) & (head % (VALUE_HEADS // KEY_HEADS) == 0):
             unit_key = key.to(tl.float32) * key_norm[:, None]
-            tl.store(keys + rows[:, None] * (KEY_HEADS * KEY_DIM) + along_key[None, :], unit_key, mask=row_keys)
+            written_keys = inside[:, None] & in_key[None, :]
+            tl.store(keys + rows[:, None] * (KEY_HEADS * KEY_DIM) + along_key[None, :], unit_key, mask=written_keys)
 
         sums = tl.zeros([ROWS], tl.float64)
         for other in range(0, tl.minimum(start + ROWS, num_rows), SUMMED_ROWS):
@@ -138,7 +145,7 @@ def _tree_kernel(
                 related = _related(ancestor_mask, mask_stride, rows, columns, present, there)
             terms = tl.load(log_decay + columns * VALUE_HEADS, mask=there, other=0.0).to(tl.float64)
             sums += tl.sum(tl.where(related, terms[None, :], 0.0), axis=1)
-        tl.store(log_decays + rows * VALUE_HEADS, sums, mask=present)
+        tl.store(log_decays + rows * VALUE_HEADS, sums, mask=inside)
 
         # What the path so far, hence first of all the state, holds at the keys and at the queries.
         from_state = tl.exp(sums.to(tl.float32))
@@ -163,8 +170,9 @@ def _tree_kernel(
             )
             other_sums = tl.load(log_decays + columns * VALUE_HEADS, mask=there, other=0.0)
             weights = decay_between(sums, other_sums, related) * inverse_norms(other_key)[None, :]
-            from_keys = dot_rows(key, other_key) * weights
-            from_queries = dot_rows(query, other_key) * weights
+            # By selection: padding among the columns may be NaN.
+            from_keys = tl.where(related, dot_rows(key, other_key) * weights, 0.0)
+            from_queries = tl.where(related, dot_rows(query, other_key) * weights, 0.0)
             by_key = tl.dot(from_keys, other_solved, by_key, input_precision="tf32x3")
             by_query = tl.dot(from_queries, other_solved, by_query, input_precision="tf32x3")
 
@@ -173,16 +181,16 @@ def _tree_kernel(
         row_factor = (strength * key_norm)[:, None]
         system = tl.where(strict, dot_rows(key, key) * weights * row_factor, 0.0)
         right_side = strength[:, None] * (value.to(tl.float32) - key_norm[:, None] * by_key)
-        solution = tl.dot(unit_lower_inverse(system, ROWS), right_side, input_precision="tf32x3")
+        solution = unit_lower_solve(system, right_side, ROWS, DIAGONAL)
         tl.store(
-            solved + rows[:, None] * (VALUE_HEADS * VALUE_DIM) + along_value[None, :], solution, mask=row_values
+            solved + rows[:, None] * (VALUE_HEADS * VALUE_DIM) + along_value[None, :], solution, mask=written_values
         )
         by_query = tl.dot(dot_rows(query, key) * weights, solution, by_query, input_precision="tf32x3")
         result = by_query * (scale * query_norm)[:, None]
         tl.store(
             out + rows[:, None] * (VALUE_HEADS * VALUE_DIM) + along_value[None, :],
             result.to(out.dtype.element_ty),
-            mask=row_values,
+            mask=written_values,
         )
         tl.debug_barrier()  # later blocks read what this one has stored, by other threads
 
