@@ -86,6 +86,7 @@ def prepare(body: Generation, prompts: Sequence[Prompt], text: Text, facts: Fact
             num_logprobs=body.num_logprobs,
             trace=bool(body.ddtree_trace),
             cache_salt=body.prefix_salt,
+            boundaries=prompt.boundaries,
             grammar=grammar.copy() if grammar else None,
         )
         for prompt, grammar in zip(prompts, grammars, strict=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ddtree.engine.request import Request
@@ -45,6 +46,7 @@ class Prompt:
     thought: Thought | None = None  # where the prompt leaves it; None: the answer is not split
     tools: tuple[Tool, ...] = ()  # what the answer may call
     tool_format: ToolFormat = ToolFormat.HERMES
+    boundaries: tuple[int, ...] = ()  # lengths at which later prompts may part from this one: the end of the last message
 
     @property
     def may_think(self) -> bool:
@@ -83,19 +85,35 @@ class Text:
                 # The template has no place for them, or writes calls in a form that is not read here.
                 messages, format = spell_out(messages, told), ToolFormat.HERMES
                 told = []
-            rendered = render_chat(
+            render = partial(
+                render_chat,
                 self._tokenizer,
                 messages,
                 enable_thinking=body.enable_thinking,
                 chat_template_kwargs=body.chat_template_kwargs,
                 tools=told,
             )
+            rendered = render()
         except ValueError as error:
             raise _named(error) from None
         token_ids = self.encode(rendered, "messages", add_special_tokens=False)
         functions = [each["function"] for each in body.tools_told]
         tools = tuple(Tool(function["name"], function.get("parameters") or {}) for function in functions)
-        return Prompt(tuple(token_ids), thought_state(rendered, template), tools, format or ToolFormat.HERMES)
+        thought, boundaries = thought_state(rendered, template), self._boundaries(render, rendered, token_ids)
+        return Prompt(tuple(token_ids), thought, tools, format or ToolFormat.HERMES, boundaries)
+
+    def _boundaries(self, render: Callable[..., str], rendered: str, token_ids: list[int]) -> tuple[int, ...]:
+        """Where the last message ends: what follows, such as an opened thought, is not in the next turn's prompt."""
+        try:
+            messages = render(add_generation_prompt=False)
+        except ValueError:
+            return ()
+        head, tail = rendered[: len(messages)], rendered[len(messages) :]
+        if head != messages or not tail:
+            return ()
+        after = self._tokenizer.encode(tail, add_special_tokens=False)
+        length = len(token_ids) - len(after)
+        return (length,) if length > 0 and list(token_ids[length:]) == list(after) else ()
 
     def grammar(self, body: Generation, prompt: Prompt, vocab_size: int) -> Grammar | ThoughtLimit | None:
         """What bounds the answer, if the request says so; InvalidRequest if there is no such grammar."""

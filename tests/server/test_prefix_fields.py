@@ -2,6 +2,8 @@
 
 import pytest
 
+from ddtree.server.chat import ChatRequest
+from ddtree.server.text import Text
 from tests.server.fakes import ScriptEngine, serving
 
 HI = [{"role": "user", "content": "hi"}]
@@ -38,3 +40,18 @@ def test_wrong_ones_are_named(fields):
     with serving(ScriptEngine()) as client:
         response = client.post("/v1/chat/completions", {"messages": HI, **fields})
         assert response.status_code == 400 and response.json()["error"]["param"] in fields
+
+
+@pytest.mark.parametrize("thinking", [None, True, False])
+@pytest.mark.parametrize("tokenizer", ["qwen3", "qwen3_5"])
+def test_the_end_of_the_last_message_begins_the_next_turn(request, tokenizer, thinking):
+    """With a thought opened at the end, or one that the next turn leaves out, two turns part right behind it."""
+    text = Text(request.getfixturevalue(tokenizer))
+    messages = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "What is a mill?"}]
+    first = text.chat(ChatRequest(model="x", messages=messages, enable_thinking=thinking))
+    messages += [{"role": "assistant", "content": "A machine."}, {"role": "user", "content": "Why?"}]
+    second = text.chat(ChatRequest(model="x", messages=messages, enable_thinking=thinking))
+    (end,) = first.boundaries
+    assert len(first.token_ids) - 12 < end < len(first.token_ids)
+    assert second.token_ids[:end] == first.token_ids[:end]
+    assert second.boundaries[0] > end
