@@ -19,6 +19,7 @@ from ddtree.replicas.supervisor import Supervisor
 from ddtree.server.run import listen_on, url_of
 from ddtree.sources import resolve
 
+SHARED_GPU = 0.95  # of a GPU that several replicas share; the rest is for their contexts
 PROGRAM = (sys.executable, "-m", "ddtree")
 
 
@@ -71,6 +72,7 @@ def launches_of(args: argparse.Namespace, places: list[str], folder: Path) -> li
             gpus=None,
             device="cpu" if place == "cpu" else "cuda",
             config=None,
+            **_memory(args, places, place),
             drain=0,  # the supervisor has waited already
             api_key=None,  # not on the process list
         )
@@ -85,6 +87,21 @@ def launches_of(args: argparse.Namespace, places: list[str], folder: Path) -> li
             environment["CUDA_VISIBLE_DEVICES"] = place
         launches.append(Launch((*PROGRAM, "serve", *flags), environment, socket, place if place == "cpu" else f"GPU {place}"))
     return launches
+
+
+def _memory(args: argparse.Namespace, places: list[str], place: str) -> dict[str, float]:
+    """A replica's part of the memory that it shares with others, where the user has not said."""
+    num_sharing = places.count(place)
+    if num_sharing == 1:
+        return {}
+    if place != "cpu":
+        return {} if args.gpu_memory_fraction else {"gpu_memory_fraction": round(SHARED_GPU / num_sharing, 3)}
+    import torch
+
+    from ddtree.engine.free_memory import free_memory
+
+    free = free_memory(torch.device("cpu"))
+    return {} if args.cache_memory or free is None else {"cache_memory": round(free / 2**31 / num_sharing, 3)}
 
 
 def num_gpus() -> int:

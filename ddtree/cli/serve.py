@@ -6,6 +6,7 @@ import argparse
 import logging
 import os
 
+from ddtree.cli.fits import check_memory
 from ddtree.cli.keys import keys_of, warn_if_open
 from ddtree.cli.loaded import default_budget, find, load, start
 from ddtree.cli.logs import set_up_logging
@@ -64,6 +65,7 @@ def serve(args: argparse.Namespace) -> int:
 
 def _load(args: argparse.Namespace, source: Source, url: str):
     """In the engine's thread: the engine and its facts, with the lines that say what was loaded."""
+    check_memory(args, source, logger.info)
     engine = load(args, source)
     budget = default_budget(args, source, engine, logger.info)
     start(source, engine, logger.info)  # also where the default is pinned: a request may still ask for "auto"

@@ -47,6 +47,9 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prefix-memory", type=gibibytes, metavar="GIB", help="of it, to remember prompts in; 0: none (default: half of it)"
     )
+    parser.add_argument(
+        "--gpu-memory-fraction", type=share, metavar="F", help="share of a GPU's memory to use (default: all that is free)"
+    )
     parser.add_argument("--queue-timeout", type=whole(0), default=0, metavar="S", help="of waiting; 0: no limit (default: 0)")
     parser.add_argument("--request-timeout", type=whole(0), default=0, metavar="S", help="of a request; 0: no limit (default: 0)")
     parser.add_argument(
@@ -66,6 +69,17 @@ def gibibytes(text: str) -> float:
         value = -1.0
     if not 0 <= value < 2**20:
         raise argparse.ArgumentTypeError(f"must be a number of GiB >= 0, got {text!r}")
+    return value
+
+
+def share(text: str) -> float:
+    """An argparse type: a share above 0, 1 at most."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"must be a number above 0 and at most 1, got {text!r}")
     return value
 
 

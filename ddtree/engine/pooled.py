@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
-
 from ddtree.engine.config import EngineConfig
 from ddtree.engine.device_rounds import BUDGETS, DeviceRounds
 from ddtree.engine.engine import Engine
+from ddtree.engine.free_memory import free_memory
 from ddtree.engine.graph_actors import GraphDrafter, GraphTarget
 from ddtree.engine.pooled_state import PooledState
 
@@ -46,8 +45,7 @@ def tokens_that_fit(model, drafter_model, max_running: int, max_rows: int, memor
 
     Graphs, logits and what `max_rows` rows stage are put aside first; of the rest, `memory_share` is used.
     """
-    free, _ = torch.cuda.mem_get_info(model.device)
-    free += torch.cuda.memory_reserved(model.device) - torch.cuda.memory_allocated(model.device)
+    free = free_memory(model.device)
     config, size = model.config, model.dtype.itemsize
     rows = max(LEAST_ROWS, max_rows)
     aside = 2 * rows * (config.vocab_size + 8 * config.intermediate_size) * size + (1 << 30)

@@ -50,6 +50,7 @@ def install(patch, engine, tokenizer=None, source=SOURCE):
         patch(module, "load", lambda args, source: engine)
     patch(ddtree.cli.replicas, "PROGRAM", (sys.executable, "-m", "tests.cli.stubs"))
     patch(ddtree.cli.replicas, "resolve", lambda model, drafter: source)
+    patch(ddtree.cli.serve, "check_memory", lambda args, source, say: None)
     patch(ddtree.cli.serve, "start", lambda source, engine, say: None)  # no rounds to time
 
 
