@@ -94,7 +94,8 @@ class ScriptedTarget:
         # Row by row, so that no two rows can share anything.
         for row, prefix in zip(adjusted, prefixes, strict=True):
             noise = sequence.noise(len(prefix), 1) if sequence.noise else None
-            chosen.append(int(choose(row[None], sequence.request.sampling, noise)[0]))
+            row = sequence.forbid(row[None], prefix[len(committed) + 1 :])
+            chosen.append(int(choose(row, sequence.request.sampling, noise)[0]))
         return np.array(chosen), logits
 
     def _report(self, sequence, logits, token_ids):
@@ -142,6 +143,7 @@ class ScriptedDrafter:
             # A path of ever more right guesses: what the target would choose after it, adjusted as the target does.
             logits = torch.from_numpy(np.stack([logits_after(prefix, vocab_size=self.vocab_size)] * (depth + 1)))
             adjusted = sequence.adjust(logits, np.array(prefix[num_known - 1 :]), np.arange(-1, depth))[-1:]
+            adjusted = sequence.forbid(adjusted, prefix[num_known:])
             noise = sequence.noise(len(prefix), 1) if sequence.noise else None
             true = int(choose(adjusted, sequence.request.sampling, noise)[0])
             guess = np.zeros(self.vocab_size, np.float32)

@@ -26,6 +26,8 @@ class TokenWatcher(Protocol):
 class TokenGrammar(Protocol):
     """Which tokens may follow, for one generation. Trees come as `token_ids`, `parents [N]`, node 0 the root.
 
+    A mask over the vocabulary is the dear part (0.1 to 1 ms), so it is asked for node by node, where a token is chosen.
+
     It does not raise, so that no other request suffers: after an error of its own it allows an end token alone.
     """
 
@@ -39,9 +41,9 @@ class TokenGrammar(Protocol):
         """`[N]` bool: the nodes whose whole path the grammar lets be."""
         ...
 
-    def allowed(self, token_ids: np.ndarray, parents: np.ndarray) -> np.ndarray | None:
-        """`[N, ceil(V / 8)]` uint8: bit v of a row, least significant first, is set where token v may follow; None where
-        all may follow all nodes."""
+    def allowed_after(self, path: Sequence[int]) -> np.ndarray | None:
+        """What may follow the emitted tokens and then `path`: `[ceil(V / 8)]` uint8, bit v, least significant first, is set
+        for token v. None where all may, and after a path that cannot be."""
         ...
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 
 from ddtree.engine.request import AUTO, Request, RequestStats
-from ddtree.sampling.adjust import LogitAdjuster
+from ddtree.sampling.adjust import LogitAdjuster, forbid
 from ddtree.sampling.logprobs import TokenLogprob
 from ddtree.sampling.noise import gumbel_noise, noise_key
 from ddtree.tree.draft_tree import DraftTree
@@ -81,22 +82,24 @@ class Sequence:
             self.adjuster = LogitAdjuster(request.sampling, request.prompt_token_ids, ends, vocab_size, device)
 
     def adjust(self, logits: torch.Tensor, token_ids: np.ndarray, parents: np.ndarray) -> torch.Tensor:
-        """The logits `[N, V]` after the nodes of a tree, as the request wants them weighed."""
+        """The logits `[N, V]` after the nodes of a tree, as the request wants them weighed; its grammar speaks in `forbid`."""
         if self.adjuster is None:
             return logits
         self._follow()
-        grammar = self.request.grammar
-        return self.adjuster(logits, token_ids, parents, grammar.allowed(token_ids, parents) if grammar else None)
+        return self.adjuster(logits, token_ids, parents) if self.request.sampling.adjusted else logits
+
+    def forbid(self, logits: torch.Tensor, path: SequenceOf[int]) -> torch.Tensor:
+        """The logits `[1, V]` after the emitted tokens and then `path`, without what the grammar, if any, forbids there."""
+        allowed = None if self.request.grammar is None else self.request.grammar.allowed_after(path)
+        return logits if allowed is None else forbid(logits, allowed[None])
 
     def adjust_draft(self, logits: torch.Tensor) -> torch.Tensor:
         """The drafter's logits `[D, V]`, weighed as far as the history is known before the tree is."""
         if self.adjuster is None:
             return logits
         self._follow()
-        allowed = None
-        if self.request.grammar is not None:
-            allowed = self.request.grammar.allowed(np.array([self.root_token]), np.array([-1]))
-        return self.adjuster.draft(logits, allowed)
+        allowed = None if self.request.grammar is None else self.request.grammar.allowed_after(())
+        return self.adjuster.draft(logits, None if allowed is None else allowed[None])
 
     @property
     def build_budget(self) -> int:

@@ -14,7 +14,9 @@ from ddtree.caches.rows import Rows, Span
 from ddtree.engine.sequence import Sequence
 from ddtree.sampling.choose import choose
 from ddtree.sampling.logprobs import token_logprobs
-from ddtree.tree.draft_tree import DraftTree
+from ddtree.tree.draft_tree import ROOT, DraftTree
+
+NOT_CHOSEN = -1  # the token of a node that the walk cannot reach
 
 
 class Target:
@@ -118,7 +120,26 @@ class Target:
             window = sequence.noise(position, int(tree.depths.max()) + 1)
             noise = window[torch.from_numpy(tree.depths.astype(np.int64)).to(self.device)]
         adjusted = sequence.adjust(logits, tree.token_ids, tree.parents)
+        if sequence.request.grammar is not None:
+            return self._choose_along(sequence, tree, adjusted, noise)
         return choose(adjusted, sequence.request.sampling, noise).cpu().numpy()
+
+    def _choose_along(
+        self, sequence: Sequence, tree: DraftTree, logits: torch.Tensor, noise: torch.Tensor | None
+    ) -> np.ndarray:
+        """Under a grammar, which is asked for a mask per node: only the nodes to which the target's own tokens lead."""
+        chosen = np.full(tree.num_nodes, NOT_CHOSEN, dtype=np.int64)
+        node, path = ROOT, []
+        while True:
+            row = sequence.forbid(logits[node : node + 1], path)
+            noise_row = None if noise is None else noise[node : node + 1]
+            token_id = int(choose(row, sequence.request.sampling, noise_row)[0])
+            chosen[node] = token_id
+            children = tree.children(node)
+            match = children[tree.token_ids[children] == token_id]
+            if not len(match):
+                return chosen
+            node, path = int(match[0]), [*path, token_id]
 
     def _report(self, sequence: Sequence, logits: torch.Tensor, token_ids: SequenceOf[int]) -> None:
         """Note the log-probabilities of emitted tokens, from the rows `logits [n, V]` that chose them."""

@@ -1,7 +1,7 @@
 """One request's changes to the target's logits before a token is chosen, per node along its own path (design.md §5).
 
-In this order: repetition penalty, frequency and presence penalty, bias, then the tokens that cannot be chosen here
-(one that would end the generation before `min_tokens`, one that the grammar forbids) at -inf. A node's history is the
+In this order: repetition penalty, frequency and presence penalty, bias, then the tokens that cannot be chosen here at
+-inf: one that would end the generation before `min_tokens`, and (`forbid`) one that the grammar rules out. A node's history is the
 prompt, the emitted tokens and its own ancestors, so plain decoding and every tree give the same numbers bit by bit.
 
 Letters: N nodes, V vocabulary, K pairs of a node and a token on its path.
@@ -51,13 +51,10 @@ class LogitAdjuster:
             index = torch.tensor(new, dtype=torch.long, device=self._device)
             self._counts.index_add_(0, index, torch.ones(len(new), device=self._device))
 
-    def __call__(
-        self, logits: Tensor, token_ids: np.ndarray, parents: np.ndarray, allowed: np.ndarray | None = None
-    ) -> Tensor:
+    def __call__(self, logits: Tensor, token_ids: np.ndarray, parents: np.ndarray) -> Tensor:
         """`logits [N, V]` after each node of a tree (`token_ids`, `parents [N]`, node 0 the last emitted token).
 
-        `allowed [N, ceil(V / 8)]` uint8 has bit v of a row (least significant first) set where token v may follow;
-        a row without any is a node that cannot be reached and is left as it is. Returns new float32 logits.
+        Returns new float32 logits.
         """
         walk = _walk(parents)
         adjusted = self._weigh(logits)
@@ -66,7 +63,7 @@ class LogitAdjuster:
         self._forbid_ends(
             adjusted, np.bincount(np.concatenate([nodes for nodes, _ in walk]), minlength=len(parents)) - 1
         )
-        return adjusted if allowed is None else forbid(adjusted, allowed)
+        return adjusted
 
     def draft(self, logits: Tensor, allowed: np.ndarray | None = None) -> Tensor:
         """The drafter's logits `[D, V]`, row d for the token at depth d + 1: as above, but the path is not known yet.
@@ -123,11 +120,9 @@ class LogitAdjuster:
 
 
 def forbid(logits: Tensor, allowed: np.ndarray) -> Tensor:
-    """`logits [N, V]` with -inf where `allowed [N, ceil(V / 8)]` has no bit; rows without a bit stay as they are."""
-    bits = torch.from_numpy(allowed).to(logits.device)
-    shifts = torch.arange(8, dtype=torch.uint8, device=logits.device)
-    mask = (bits[:, :, None].bitwise_right_shift(shifts) & 1).flatten(1)[:, : logits.shape[-1]].bool()
-    return logits.masked_fill(~(mask | ~mask.any(dim=-1, keepdim=True)), -math.inf)
+    """`logits [N, V]` with -inf where `allowed [N, ceil(V / 8)]` uint8 has no bit (bit v, least significant first)."""
+    banned = np.unpackbits(~allowed, axis=-1, count=logits.shape[-1], bitorder="little").view(bool)
+    return logits.masked_fill(torch.from_numpy(banned).to(logits.device), -math.inf)
 
 
 def _walk(parents: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:

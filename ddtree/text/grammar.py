@@ -7,7 +7,7 @@ down each branch and rolls back, so every node is judged by its own path. Letter
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -90,20 +90,10 @@ class Grammar:
         self._num_followed = len(emitted)
 
     def fits(self, token_ids: np.ndarray, parents: np.ndarray) -> np.ndarray:
-        """`[N]` bool: the nodes whose whole path the grammar lets be."""
-        return self._walk(token_ids, parents, lambda node: None)
+        """`[N]` bool: the nodes whose whole path the grammar lets be.
 
-    def allowed(self, token_ids: np.ndarray, parents: np.ndarray) -> np.ndarray:
-        """`[N, ceil(V / 8)]` uint8 of bits, least significant first, padded to whole 32-bit words; a row of zeros for
-        a node that does not fit."""
-        masks = np.zeros((len(token_ids), self._num_bytes), dtype=np.uint8)
-        self._walk(token_ids, parents, lambda node: self._fill(masks[node]))
-        return masks
-
-    def _walk(self, token_ids: np.ndarray, parents: np.ndarray, visit: Callable[[int], None]) -> np.ndarray:
-        """Call `visit(node)` with the matcher standing after each node that fits, the root first; `[N]` bool of them.
-
-        The root is among the emitted tokens already. An end token is no step of the matcher's: nothing may follow it.
+        One matcher goes down each branch and comes back. The root is among the emitted tokens already; an end token is
+        no step of the matcher's, and nothing may follow it.
         """
         children: list[list[int]] = [[] for _ in parents]
         for node, parent in enumerate(parents[1:].tolist(), start=1):
@@ -113,7 +103,6 @@ class Grammar:
 
         def descend(node: int) -> None:
             fits[node] = True
-            visit(node)
             for child in children[node]:
                 if tokens[child] in self._ends:
                     fits[child] = self._matcher.is_accepting()
@@ -123,6 +112,20 @@ class Grammar:
 
         descend(0)
         return fits
+
+    def allowed_after(self, path: Sequence[int]) -> np.ndarray | None:
+        """`[ceil(V / 8)]` uint8 of bits, least significant first, padded to whole 32-bit words: what may follow the
+        emitted tokens and then `path`; None after a path that the grammar does not let be, or that an end token ends."""
+        if self._ends.intersection(path):
+            return None
+        num_taken = self._matcher.try_consume_tokens(list(path)) if path else 0
+        mask = None
+        if num_taken == len(path):
+            mask = np.zeros(self._num_bytes, dtype=np.uint8)
+            self._fill(mask)
+        if num_taken:
+            self._matcher.rollback(num_taken)
+        return mask
 
     def _fill(self, mask: np.ndarray) -> None:
         if not self.error:

@@ -68,19 +68,16 @@ class ThoughtLimit:
             fits &= [state is not None for state in self._states(token_ids, parents)]
         return fits
 
-    def allowed(self, token_ids: np.ndarray, parents: np.ndarray) -> np.ndarray | None:
-        """See TokenGrammar; None where every token may follow every node."""
-        masks = None if self._inner is None else self._inner.allowed(token_ids, parents)
-        if not self._is_near(len(parents)):
-            return masks
-        for node, state in enumerate(self._states(token_ids, parents)):
-            if state is not None and state.place == CLOSING_NOW:
-                if masks is None:
-                    masks = np.full((len(parents), (self._vocab_size + 31) // 32 * 4), 0xFF, dtype=np.uint8)
-                token_id = self._closing[state.forced]
-                masks[node] = 0
-                masks[node, token_id // 8] = 1 << token_id % 8
-        return masks
+    def allowed_after(self, path: Sequence[int]) -> np.ndarray | None:
+        """See TokenGrammar."""
+        state = self._state
+        for token_id in path:
+            state = self._after(state, token_id)
+        if state.place != CLOSING_NOW:
+            return None if self._inner is None else self._inner.allowed_after(path)
+        mask, token_id = np.zeros((self._vocab_size + 31) // 32 * 4, dtype=np.uint8), self._closing[state.forced]
+        mask[token_id // 8] = 1 << token_id % 8
+        return mask
 
     def _is_near(self, num_nodes: int) -> bool:
         """Can a path of so many nodes reach the limit? Most rounds are far from it, and cost nothing."""

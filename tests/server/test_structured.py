@@ -180,5 +180,5 @@ def test_an_engine_that_ignores_the_grammar_is_not_believed():
         grammar.follow(list(b"plain"))
         assert grammar.error
         # From then on only an end is allowed.
-        allowed = np.unpackbits(grammar.allowed(np.array([0]), np.array([-1]))[0], bitorder="little")
+        allowed = np.unpackbits(grammar.allowed_after(()), bitorder="little")
         assert np.flatnonzero(allowed).tolist() == [EOS]

@@ -10,7 +10,6 @@ from ddtree.text.parse import Thought
 from ddtree.text.tools import Tool, ToolFormat, calls_lark
 
 PADDED = 151936  # as Qwen3's models have it, 267 more than the tokenizer's tokens
-ROOT = (np.array([0]), np.array([-1]))
 TOOL = Tool("get_weather", {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]})
 CALLS = {
     ToolFormat.HERMES: '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zürich 東京"}}\n</tool_call>',
@@ -38,12 +37,12 @@ def test_what_a_model_writes_is_allowed_token_by_token(qwen3, compiler, format, 
     grammar = compiler.compile(whole_lark(calls_lark(format, [TOOL], several=True), thought))
     emitted, end = [], min(qwen3.eos_token_ids)
     for token_id in qwen3.encode(THOUGHTS[thought] + CALLS[format], add_special_tokens=False):
-        allowed = bits(grammar.allowed(*ROOT)[0])
+        allowed = bits(grammar.allowed_after(()))
         assert allowed[token_id], (qwen3.decode(emitted), qwen3.token_text(token_id))
         assert not allowed[end] and not allowed[qwen3.vocab_size :].any()
         emitted.append(token_id)
         grammar.follow(emitted)
-    assert bits(grammar.allowed(*ROOT)[0])[end] and grammar.error is None
+    assert bits(grammar.allowed_after(()))[end] and grammar.error is None
 
 
 def test_every_node_is_judged_by_its_own_path(qwen3, compiler):
@@ -66,7 +65,7 @@ def test_every_node_is_judged_by_its_own_path(qwen3, compiler):
     # Parents precede children; nothing else is said about the order.
     token_ids, parents = np.array(token_ids), np.array(parents)
     grammar = compiled.copy()
-    fits, masks = grammar.fits(token_ids, parents), grammar.allowed(token_ids, parents)
+    fits = grammar.fits(token_ids, parents)
     for node in range(len(parents)):
         path = [int(token_ids[node])] if node else []
         above = int(parents[node])
@@ -75,16 +74,17 @@ def test_every_node_is_judged_by_its_own_path(qwen3, compiler):
             above = int(parents[above])
         alone, good = compiled.copy(), True
         for step, token_id in enumerate(path):
-            allowed = bits(alone.allowed(*ROOT)[0])
+            allowed = bits(alone.allowed_after(()))
             ended = step > 0 and path[step - 1] in qwen3.eos_token_ids
             good = good and not ended and bool(allowed[token_id])
             if good:
                 alone.follow(path[: step + 1])
         assert fits[node] == good, path
+        mask = grammar.allowed_after(path)
         if good and not (path and path[-1] in qwen3.eos_token_ids):
-            assert np.array_equal(masks[node], alone.allowed(*ROOT)[0])
+            assert np.array_equal(mask, alone.allowed_after(()))
         else:
-            assert not masks[node].any()
+            assert mask is None
     complete = [text for text in texts[:3] if json.loads(text)]
     assert fits.sum() > len(complete) and not fits.all()
-    assert np.array_equal(grammar.allowed(*ROOT)[0], compiled.copy().allowed(*ROOT)[0]), "the walk must leave no trace"
+    assert np.array_equal(grammar.allowed_after(()), compiled.copy().allowed_after(())), "the walk must leave no trace"
