@@ -84,6 +84,11 @@ def test_the_page_replays_every_round(chromium, tmp_path, capsys):  # noqa: F811
     page.wait_for_selector(f"[data-part=caption]:has-text('Round {len(rounds)}:')")
     page.wait_for_selector("#play:has-text('Play')")
     assert page.locator("#text .here").count() == 1 and not faults
+    page.set_viewport_size({"width": 360, "height": 740})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    found = axe.run(page).response["violations"]
+    assert not found, [(each["id"], [node["html"][:160] for node in each["nodes"]]) for each in found]
     page.close()
 
 
