@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from ddtree.kernels import fused
+from ddtree.kernels.linear.plan import plan_of
 
 
 def fused_linear_cuda(
@@ -18,7 +19,15 @@ def fused_linear_cuda(
     out: torch.Tensor | None,
 ) -> torch.Tensor:
     """Same arguments and result as `fused_linear`."""
-    return fused_linear_cublas(x, weight, bias, norm, swiglu, residual, out)
+    plan = plan_of(x.shape[0], weight, swiglu)
+    if plan is None:
+        return fused_linear_cublas(x, weight, bias, norm, swiglu, residual, out)
+    from ddtree.kernels.linear.triton import fused_linear_triton
+
+    if norm is not None and x.dtype == torch.float16:
+        # The kernels divide by the rms after the product, which fp16 may not have room for.
+        x, norm = fused.rms_norm(x, *norm), None
+    return fused_linear_triton(x, weight, bias, norm, swiglu, residual, out, plan)
 
 
 def fused_linear_cublas(

@@ -1,0 +1,69 @@
+"""Which tiles a linear layer of few rows is computed in, by its shape.
+
+Letters: R rows, N output rows of the weight (2F with swiglu), K input width. `python -m benchmarks.kernels.linear
+--sweep` measures the candidates on a card and prints `TUNED` anew.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+BUCKETS = (1, 16, 32, 64, 128)  # rows; one kernel serves all R of a bucket alike
+MOST_ROWS = 64  # of shapes that were not measured; beyond, cuBLAS multiplies
+MOST_ROWS_FP32 = 16
+
+
+class Plan(NamedTuple):
+    """A program makes `block_n` output columns (with swiglu from as many gates and as many ups), `block_k` of K at once."""
+
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+    num_parts: int = 1  # of K; more than one takes a second launch that adds them up
+
+
+# (bucket, N, K, swiglu): plan, or None where cuBLAS was faster. Of bf16 and fp16.
+TUNED: dict[tuple[int, int, int, bool], Plan | None] = {}
+
+
+def plan_of(num_rows: int, weight: torch.Tensor, swiglu: bool) -> Plan | None:
+    """The plan for `num_rows` rows times `weight` [N, K]; None means cuBLAS."""
+    bucket = bucket_of(num_rows)
+    if bucket is None:
+        return None
+    shape = (bucket, *weight.shape, swiglu)
+    if weight.dtype == torch.float32:
+        return untuned(*shape, bytes_each=4) if num_rows <= MOST_ROWS_FP32 else None
+    if shape in TUNED:
+        return TUNED[shape]
+    return untuned(*shape) if num_rows <= MOST_ROWS else None
+
+
+def bucket_of(num_rows: int) -> int | None:
+    """The least bucket that holds `num_rows`; None beyond the last."""
+    return next((bucket for bucket in BUCKETS if num_rows <= bucket), None)
+
+
+def untuned(bucket: int, num_columns: int, width: int, swiglu: bool, bytes_each: int = 2) -> Plan:
+    """A plan that is good on no card in particular and fits into 99 KB of shared memory."""
+    if bucket == 1:
+        most = 1024 if bytes_each == 2 else 512
+        block_n = 4 if num_columns >= 4096 else 2
+        return Plan(max(1, block_n // 2) if swiglu else block_n, min(most, power_of_two(width)), 4, 1)
+    if bytes_each == 4:
+        return Plan(16, 32, 4, 3)
+    if bucket == 16:
+        return Plan(32 if num_columns >= 4096 else 16, 128, 4, 4)
+    if bucket == 32:
+        return Plan(32 if swiglu or num_columns < 8192 else 64, 128, 4, 3)
+    if bucket == 64:
+        return Plan(32 if swiglu or num_columns < 8192 else 64, 64, 4, 4)
+    return Plan(64, 64, 8, 3)
+
+
+def power_of_two(number: int) -> int:
+    """The least power of two that is `number` or more."""
+    return 1 << max(0, number - 1).bit_length()
