@@ -138,6 +138,7 @@ class Supervisor:
         text = json.dumps(configuration(plan)).encode()
         # It keeps no state worth a place in the user's home.
         environment = {**os.environ, "HOME": str(self._folder), "XDG_CONFIG_HOME": str(self._folder)}
+        environment.pop("NOTIFY_SOCKET", None)  # Caddy would tell systemd that it is ready; the replicas are not
         command = [self._caddy, "run", "--config", "-"]
         while not self._stop.is_set():
             self._proxy = await spawn(

@@ -129,19 +129,3 @@ def test_500_requests_with_a_death_among_them(box):
         else:
             assert answer.json()["choices"][0]["token_ids"] == [97, 98, 97]
     box.wait_for(lambda: healthy(box))
-
-
-def test_what_runs_finishes_before_the_end():
-    box = Box("--replicas", "2", "--tree-budget", "4", "--drain", "30")
-    pids = [each["pid"] for each in box.replicas()]
-    body = {"prompt": "hi", "max_tokens": 1500, "temperature": 0, "stream": True, "ignore_eos": True}
-    with box.http.stream("POST", "/v1/completions", json=body) as response:
-        lines = response.iter_lines()
-        next(lines)
-        box.child.terminate()
-        rest = list(lines)
-    assert rest[-2:] == ["data: [DONE]", ""] and not any('"error"' in line for line in rest)
-    assert box.end() == 0, box.log
-    assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
-    with pytest.raises(httpx.ConnectError):
-        httpx.get(f"{box.url}/health", trust_env=False)

@@ -95,6 +95,7 @@ def test_started_as_the_unit_says_and_stopped_with_a_request_in_flight(tmp_path,
     body = {"prompt": "hi", "max_tokens": 900, "ignore_eos": True, "stream": True}
     with httpx.Client(base_url=url, trust_env=False, timeout=60) as client:
         assert client.get("/health").status_code == 200
+        pids = [each["pid"] for each in client.get("/stats").json().get("replicas", ())]
         with client.stream("POST", "/v1/completions", json=body) as response:
             lines = response.iter_lines()
             next(lines)
@@ -105,6 +106,9 @@ def test_started_as_the_unit_says_and_stopped_with_a_request_in_flight(tmp_path,
             rest = list(lines)
     assert rest[-2:] == ["data: [DONE]", ""] and '"finish_reason":"length"' in "".join(rest)
     assert service.end() == 0, service.log
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{url}/health", trust_env=False)
 
 
 def test_the_drain_ends_before_systemd_loses_patience():
