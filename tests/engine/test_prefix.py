@@ -107,6 +107,12 @@ def test_a_chat_of_three_turns_and_a_turn_taken_again(pair, cold):
         history = (*history, *tokens(50 + turn, 20))
 
 
+def test_a_hybrid_stops_where_the_request_says_that_turns_part(pair, cold):
+    engine, shared = engine_of(pair), tokens(6, 50)
+    assert check(engine, ask((*shared, 1, *tokens(30, 8)), boundaries=(50,)), cold) == 0
+    assert check(engine, ask((*shared, 2, *tokens(31, 8))), cold) == 50
+
+
 def test_what_was_decoded_plainly_serves_plain_requests_alone(pair, cold):
     """The drafter's context is part of what is remembered: without it a prefix is worth nothing to who drafts."""
     engine, prompt = engine_of(pair), tokens(7, 90)
