@@ -7,7 +7,7 @@ import ctypes
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
@@ -34,7 +34,7 @@ class Replica:
     state: str = "starting"
     restarts: int = 0
     was_ready: bool = False
-    last_seen: float = field(default=0.0)  # monotonic; when /health last answered at all
+    last_well: float = 0.0  # monotonic; when /health last said so, or the start
 
     @property
     def pid(self) -> int | None:

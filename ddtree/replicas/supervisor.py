@@ -25,7 +25,7 @@ from ddtree.service.notify import Notifier
 logger = logging.getLogger("ddtree.replicas")
 
 CHECK_S = 1.0
-HUNG_S = 60.0  # a replica that was ready and whose /health says nothing for so long is ended by force
+HUNG_S = 60.0  # a replica that was ready and whose /health has not said so for so long is ended by force
 SETTLED_S = 60.0  # a replica that lived so long is started again at once
 LONGEST_DELAY_S = 60.0
 TOLD_S = 10.0  # what replicas get to end after they were told
@@ -86,7 +86,7 @@ class Supervisor:
             started = time.monotonic()
             replica.launch.socket.unlink(missing_ok=True)
             replica.process = await spawn(replica.launch.command, replica.launch.environment)
-            replica.state, replica.last_seen = "starting", started
+            replica.state, replica.last_well = "starting", started
             status = await self._watch(replica)
             if self._stop.is_set():
                 return
@@ -110,9 +110,8 @@ class Supervisor:
             now = time.monotonic()
             if process.returncode is not None:
                 continue
-            if reply is not None:
-                replica.last_seen = now
             if reply is not None and reply.status == 200:
+                replica.last_well = now
                 if replica.state != "ready":
                     logger.info("replica %d is ready on %s", replica.index, replica.launch.place)
                 replica.state, replica.was_ready = "ready", True
@@ -122,8 +121,8 @@ class Supervisor:
                 process.kill()
             elif replica.state == "ready":
                 replica.state = "failing"
-            elif replica.state == "failing" and now - replica.last_seen > HUNG_S:
-                logger.error("replica %d has not answered for %g s; ending it by force", replica.index, HUNG_S)
+            elif replica.state == "failing" and now - replica.last_well > HUNG_S:
+                logger.error("replica %d has not been well for %g s; ending it by force", replica.index, HUNG_S)
                 process.kill()
 
     async def _keep_proxy(self) -> None:

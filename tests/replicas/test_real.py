@@ -10,7 +10,7 @@ import pytest
 
 from tests.replicas.box import REAL, Box
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.long]
 
 ASK = {
     "messages": [{"role": "user", "content": "What is 17 * 3?"}],
@@ -51,7 +51,9 @@ def test_a_replica_killed_in_mid_stream_returns(box):
     with box.http.stream("POST", "/v1/chat/completions", json=endless) as doomed:
         lines = doomed.iter_lines()
         next(lines)
-        victim = next(each for each in box.replicas() if each["running"])
+        found = []
+        box.wait_for(lambda: found.extend(each for each in box.replicas() if each.get("running")) or found)
+        victim = found[0]
         os.kill(victim["pid"], signal.SIGKILL)
         with pytest.raises(httpx.RemoteProtocolError):
             list(lines)
@@ -60,7 +62,6 @@ def test_a_replica_killed_in_mid_stream_returns(box):
     assert box.replicas()[victim["index"]]["restarts"] == 1
 
 
-@pytest.mark.long
 def test_500_requests_of_which_none_is_lost_or_answered_twice(box):
     before = sum(box.metric("ddtree:request_success_total").values())
     with ThreadPoolExecutor(8) as pool:
