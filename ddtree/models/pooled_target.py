@@ -163,8 +163,9 @@ class PooledTarget:
             causal_conv_tree_pooled(mixed, weight, None, conv_state, *row_places, convolved, gates)
             staged = (pool.keys[place], pool.solved[place], pool.log_decays[place])
             gated_delta_tree_pooled(
-                convolved, log_decay, beta, rows.ancestor_mask, state, rows.slots, rows.starts, rows.max_rows, shape, out, *staged
-            )
+                convolved, log_decay, beta, rows.ancestor_mask, state, rows.slots, rows.starts, rows.max_rows, shape, out,
+                *staged, rows.row_slots,
+            )  # fmt: skip
         return norm_and_gate(out, z.unflatten(-1, out.shape[1:]), mixer.norm, mixer.eps).view(num_rows, -1)
 
 
