@@ -24,7 +24,7 @@ from ddtree.service.notify import Notifier
 
 logger = logging.getLogger("ddtree.replicas")
 
-CHECK_S = 1.0
+CHECK_S, ASK_S = 1.0, 5.0  # between looks at a replica's /health; how long an answer may take
 HUNG_S = 60.0  # a replica that was ready and whose /health has not said so for so long is ended by force
 SETTLED_S = 60.0  # a replica that lived so long is started again at once
 LONGEST_DELAY_S = 60.0
@@ -48,8 +48,9 @@ class Supervisor:
 
     async def run(self) -> None:
         """Serve. ValueError where a replica says that it cannot be started as asked."""
-        for sig in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(sig, self._on_signal, sig)
+        if threading.current_thread() is threading.main_thread():
+            for sig in (signal.SIGINT, signal.SIGTERM):
+                asyncio.get_running_loop().add_signal_handler(sig, self._on_signal, sig)
         admin = self._start_admin()
         keepers = [asyncio.create_task(self._keep(each)) for each in self.replicas]
         keepers += [asyncio.create_task(self._keep_proxy()), asyncio.create_task(self._report())]
@@ -61,10 +62,14 @@ class Supervisor:
         if self._failure is not None:
             raise ValueError(self._failure)
 
+    def stop(self) -> None:
+        """End in order; to be called in the loop."""
+        self._stop.set()
+
     def _on_signal(self, sig: int) -> None:
         if self._stop.is_set() and sig == signal.SIGINT:
             self._hurry.set()
-        self._stop.set()
+        self.stop()
 
     def _start_admin(self) -> uvicorn.Server:
         app = admin_app(self.replicas, lambda: self._warm)
@@ -106,7 +111,7 @@ class Supervisor:
         while True:
             with contextlib.suppress(TimeoutError):
                 return await asyncio.wait_for(process.wait(), CHECK_S)
-            reply = await asyncio.to_thread(ask, replica.launch.socket, "/health")
+            reply = await asyncio.to_thread(ask, replica.launch.socket, "/health", ASK_S)
             now = time.monotonic()
             if process.returncode is not None:
                 continue
