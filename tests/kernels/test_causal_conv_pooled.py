@@ -24,7 +24,7 @@ CLOSE = 1e-5
 ROUNDED = 2.0**-7  # of a bf16 result; the interpreter cuts off instead of rounding
 HEADS = 3
 
-SEVERAL = Layout([random_parents(20, 8), None, TREES["two"], random_parents(9, 3), TREES["one"]])
+SEVERAL = Layout([random_parents(9, 8), None, TREES["two"], random_parents(5, 3), TREES["one"]], padding=2)
 ONE_EACH = Layout([TREES["one"], None, TREES["one"]])
 
 
