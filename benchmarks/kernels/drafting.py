@@ -230,7 +230,7 @@ def sweep(vocab_size: int, repeats: int) -> list[dict]:
             if mine * others <= warps * 1024 and (budget > 200 or warps < 16):
                 with settings(build_kernels, SHAPES=((8192, warps, mine, others),)):
                     note(f"build {budget}", f"{warps} {mine} {others}", lambda b=budget: time_build(b, 1, repeats))
-    for num, columns, rows, warps in itertools.product((64, 1024), (128, 256, 512), (8, 16, 32), (4, 8)):
+    for num, columns, rows, warps in itertools.product((64, 1024), (64, 128, 256), (16, 32, 64), (4, 8)):
         with settings(candidate_kernels, GROUP_TILE=columns, GROUP_ROWS=rows, GROUP_WARPS=warps):
             chosen = f"groups {columns} {rows} {warps}"
             note(f"candidates {num}", chosen, lambda n=num: time_candidates(n, vocab_size, repeats))

@@ -9,6 +9,7 @@ from ddtree.kernels.sample.triton import (
     rank_scores_pooled_triton,
     streams_pooled_triton,
 )
+from ddtree.kernels.sample.triton_filtered import choose_filtered_pooled_triton
 from ddtree.kernels.top_tokens.triton import top_tokens_triton
 from ddtree.kernels.tree_accept.triton import accept_pooled_triton
 from ddtree.kernels.tree_build import TreeBuffers
@@ -47,6 +48,12 @@ def draw():
     rank_scores_pooled_triton(logits, torch.ones(16), streams)
 
 
+def draw_filtered():
+    logits, streams = torch.empty(16, VOCAB_SIZE, dtype=torch.bfloat16), torch.zeros(16, dtype=torch.int64)
+    ones = torch.ones(16, dtype=torch.float64)
+    choose_filtered_pooled_triton(logits, torch.ones(16), streams, torch.ones(16, dtype=torch.int32), ones, ones)
+
+
 def launches():
     for num, dtype in ((16, torch.bfloat16), (128, torch.bfloat16), (1024, torch.float32)):
         yield f"candidates {num}", candidates(num, dtype)
@@ -56,3 +63,4 @@ def launches():
     yield "accept 127", accept(127)
     yield "accept 1024", accept(1024)
     yield "draw", draw
+    yield "draw filtered", draw_filtered

@@ -47,11 +47,10 @@ def test_best_first_and_ties_to_the_lowest_id(way, num, vocab_size):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_more_equal_tokens_than_there_is_room_for(way):
-    logits = bf16_logits(3, 1300)
-    logits[0] = 0.0
-    logits[1, 100:] = 2.0  # the cut goes through more than a thousand equals
-    logits[2, ::2] = -0.0  # and zero has two signs
-    logits[2, 1::2] = 0.0
+    logits = bf16_logits(2, 1200)
+    logits[0, 100:] = 2.0  # the cut goes through more than a thousand equals
+    logits[1, ::2] = -0.0  # and zero has two signs
+    logits[1, 1::2] = 0.0
     check_best(way, logits, 70)
 
 

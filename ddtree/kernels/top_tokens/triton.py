@@ -18,8 +18,8 @@ import triton.language as tl
 LEAST_TEMPERATURE = tl.constexpr(1e-30)
 TILE = 4096  # tokens a program collects from
 RANKED, RANKED_AGAINST = 64, 32  # keys a program ranks, and against how many at once
-# Group columns and rows that a program holds at once, and its warps.
-GROUP_TILE, GROUP_ROWS, GROUP_WARPS = 256, 16, 8
+# Groups that a program looks after, most tokens of each that it holds at once, and its warps.
+GROUP_TILE, GROUP_ROWS, GROUP_WARPS = 128, 64, 8
 
 
 @triton.jit
@@ -215,6 +215,7 @@ def top_tokens_triton(
     scaled = temperatures is not None
     groups, room = group_count(num), room_for(num)
     parts, stride = groups // GROUP_TILE, scores.stride(0)
+    rows = min(GROUP_ROWS, triton.next_power_of_2(triton.cdiv(vocab_size, groups)))
     group_maxima = torch.empty(num_rows, groups, dtype=torch.float32, device=device)
     maxima, sums = torch.empty(2, num_rows, parts, dtype=torch.float32, device=device)
     thresholds = torch.empty(num_rows, dtype=torch.float32, device=device)
@@ -222,7 +223,7 @@ def top_tokens_triton(
     keys = torch.empty(num_rows, room, dtype=torch.int64, device=device)
     _groups_kernel[(num_rows, parts)](
         scores, temperatures, group_maxima, maxima, sums, vocab_size, stride, parts,
-        SCALED=scaled, GROUPS=groups, COLUMNS=GROUP_TILE, ROWS=GROUP_ROWS, num_warps=GROUP_WARPS,
+        SCALED=scaled, GROUPS=groups, COLUMNS=GROUP_TILE, ROWS=rows, num_warps=GROUP_WARPS,
     )  # fmt: skip
     _threshold_kernel[(num_rows,)](
         group_maxima, temperatures, maxima, sums, normalisers, thresholds, numbers, num, parts,
