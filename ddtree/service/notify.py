@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
@@ -35,17 +36,19 @@ class Notifier:
         """Still alive; sent no more often than systemd needs it, so that a loop may call it at every turn."""
         if self._beat_s and self._clock() - self._last_beat >= self._beat_s:
             self._last_beat = self._clock()
-            self._send("WATCHDOG=1")
+            self._send("WATCHDOG=1", patience_s=0.0)
 
     def _once(self, message: str) -> None:
         if message not in self._told:
             self._told.add(message)
             self._send(message)
 
-    def _send(self, message: str) -> None:
+    def _send(self, message: str, patience_s: float = 1.0) -> None:
+        """A listener that does not listen must not hold up the server: then the message is lost."""
         if not self._address:
             return
         # "@" stands for the null byte of Linux's abstract addresses.
         address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock, contextlib.suppress(OSError):
+            sock.settimeout(patience_s)
             sock.sendto(message.encode(), address)

@@ -52,5 +52,15 @@ def test_an_abstract_address():
         assert sock.recv(64) == b"READY=1"
 
 
+def test_a_listener_that_does_not_listen_holds_nothing_up(systemd):
+    now = 0.0
+    notifier = Notifier({"NOTIFY_SOCKET": systemd.getsockname(), "WATCHDOG_USEC": "2"}, lambda: now)
+    for step in range(1000):  # many more than a socket holds
+        now = float(step)
+        notifier.beat()
+    assert 0 < len(heard(systemd)) < 1000
+
+
 def test_where_nobody_listens_nothing_happens():
     Notifier({}).ready()
+    Notifier({"NOTIFY_SOCKET": "/nowhere/notify"}).ready()
