@@ -2,6 +2,7 @@
 # ruff: noqa: F811
 
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,20 @@ from tests.server.fakes import FACTS, THINKING_TEMPLATE, ScriptEngine, serving, 
 from tests.server.live import live
 
 SETTINGS = {"seed": 11, "temperature": 0.8, "max-tokens": 40}
+
+
+@contextmanager
+def pages(chromium):
+    """A page of its own that may log what it likes, but raise nothing."""
+    context, faults = chromium.new_context(), []
+    page = context.new_page()
+    page.set_default_timeout(20_000)
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    try:
+        yield page
+        assert not faults
+    finally:
+        context.close()
 
 
 def rounds_drawn(page):
@@ -118,6 +133,39 @@ def test_faults_are_shown_as_the_server_said_them(chromium):
         engine.fail_next = "out of <b>memory</b>"
         ask(page)
         assert "out of <b>memory</b>" in page.locator("[role=alert]").last.inner_text()
+        ask(page)
+        assert last_answer(page) == "hello"
+
+
+def test_a_server_that_goes_away_is_said(chromium):
+    engine = ScriptEngine("x" * 50_000, step_size=1)
+    step = engine.step
+    engine.step = lambda: time.sleep(0.005) or step()
+    facts = replace(FACTS, max_context=100_000)
+    with serving(engine, facts=facts) as client, pages(chromium) as page:
+        with live(client.app) as url:
+            page.goto(url)
+            ask(page, wait=False)
+            page.wait_for_selector("article.assistant .text:not(:empty)")
+        page.wait_for_selector("[role=alert]")
+        assert page.locator("[role=alert]").inner_text() != "network error" and "x" in last_answer(page)
+        ask(page, "still there?")
+        assert "is it still running?" in page.locator("[role=alert]").last.inner_text()
+
+
+def test_a_browser_that_keeps_nothing_can_chat(chromium):
+    """Storage that throws, as where all site data is blocked, or holds what is no history."""
+    with serving() as client, live(client.app) as url, pages(chromium) as page:
+        page.add_init_script("for (const each of ['localStorage', 'sessionStorage']) Object.defineProperty(window, each, { get() { throw new DOMException('denied', 'SecurityError'); } });")
+        page.goto(url)
+        until(page, "document.getElementById('model').textContent === 'toy'")
+        ask(page)
+        assert last_answer(page) == "hello"
+    with serving() as client, live(client.app) as url, pages(chromium) as page:
+        page.goto(url)
+        page.evaluate("localStorage.setItem('ddtree.chats', '{}'); localStorage.setItem('ddtree.settings', '[')")
+        page.reload()
+        until(page, "document.getElementById('model').textContent === 'toy'")
         ask(page)
         assert last_answer(page) == "hello"
 

@@ -1,6 +1,7 @@
 // The server's API: one request, its events, its faults. Addresses are relative, so a proxy may add a path.
 
 const KEY = "ddtree.key";
+const BROKEN = "the stream broke off before its end: is the server still there?";
 
 /** A fault that the server named, or the lack of a server. */
 export class ApiError extends Error {
@@ -10,10 +11,25 @@ export class ApiError extends Error {
   }
 }
 
+let held = null; // where the browser forbids storage
+
 /** The key stays in this tab alone. */
 export const key = {
-  get: () => sessionStorage.getItem(KEY) ?? "",
-  set: (value) => sessionStorage.setItem(KEY, value),
+  get() {
+    try {
+      return held ?? sessionStorage.getItem(KEY) ?? "";
+    } catch {
+      return "";
+    }
+  },
+  set(value) {
+    held = value;
+    try {
+      sessionStorage.setItem(KEY, value);
+    } catch {
+      // It holds until the page is left.
+    }
+  },
 };
 
 /** GET as JSON. */
@@ -39,7 +55,7 @@ export async function* chat(body, signal) {
     if (chunk.error) throw new ApiError(chunk.error.message, chunk.error.code ?? 500);
     yield chunk;
   }
-  if (!done) throw new ApiError("the stream broke off before its end: is the server still there?", 0);
+  if (!done) throw new ApiError(BROKEN, 0);
 }
 
 function headers() {
@@ -62,13 +78,15 @@ async function answered(path, options) {
 /** The data of server-sent events; comments carry none. */
 async function* events(stream) {
   const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
-  let held = "";
+  let rest = "";
   for (;;) {
-    const { value, done } = await reader.read();
+    const { value, done } = await reader.read().catch((error) => {
+      throw error.name === "AbortError" ? error : new ApiError(BROKEN, 0);
+    });
     if (done) return;
-    held += value;
-    const blocks = held.split("\n\n");
-    held = blocks.pop();
+    rest += value;
+    const blocks = rest.split("\n\n");
+    rest = blocks.pop();
     for (const block of blocks) {
       const lines = block.split("\n").filter((line) => line.startsWith("data:"));
       if (lines.length) yield lines.map((line) => line.slice(5).trimStart()).join("\n");

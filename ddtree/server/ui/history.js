@@ -14,24 +14,28 @@ function read(name, otherwise) {
 
 /** All conversations, newest first: { id, title, messages }. */
 export function chats() {
-  return read(CHATS, []);
+  const kept = read(CHATS, []);
+  return Array.isArray(kept) ? kept : [];
 }
 
 /** Keep a conversation; the oldest ones go where there is no room. */
 export function keep(chat) {
-  const all = [chat, ...chats().filter((each) => each.id !== chat.id)].slice(0, MOST);
-  while (all.length) {
-    try {
-      localStorage.setItem(CHATS, JSON.stringify(all));
-      return;
-    } catch {
-      all.pop();
-    }
-  }
+  write([chat, ...chats().filter((each) => each.id !== chat.id)].slice(0, MOST));
 }
 
 export function forget(id) {
-  localStorage.setItem(CHATS, JSON.stringify(chats().filter((each) => each.id !== id)));
+  write(chats().filter((each) => each.id !== id));
+}
+
+function write(all) {
+  for (let most = all.length; most >= 0; most--) {
+    try {
+      localStorage.setItem(CHATS, JSON.stringify(all.slice(0, most)));
+      return;
+    } catch {
+      // Full, or forbidden.
+    }
+  }
 }
 
 export function settings() {
