@@ -81,7 +81,9 @@ def _row_kernel(
         total += weights * value[None, :]
         if SWIGLU:
             ups += up_weights * value[None, :]
-    rate = tl.rsqrt(tl.sum(squares, axis=0) / K + eps)
+    rate = 1.0
+    if NORM:
+        rate = tl.rsqrt(tl.sum(squares, axis=0) / K + eps)
     _finish(
         tl.sum(total, axis=1), tl.sum(ups, axis=1), rate, bias, residual + column, out + column, column, width,
         column < width, NORM, BIAS, SWIGLU, RESIDUAL,
@@ -143,7 +145,9 @@ def _tile_kernel(
     else:
         place_residual = residual + row.to(tl.int64)[:, None] * stride_residual + wide
         place_out = out + row.to(tl.int64)[:, None] * stride_out + wide
-        rate = tl.rsqrt(sums / K + eps)[:, None]
+        rate = 1.0
+        if NORM:
+            rate = tl.rsqrt(sums / K + eps)[:, None]
         _finish(
             total, ups, rate, bias, place_residual, place_out, wide, width, alive & (wide < width),
             NORM, BIAS, SWIGLU, RESIDUAL,
@@ -171,7 +175,9 @@ def _sum_parts_kernel(
             ups += tl.load(partials + entry + width, mask=there, other=0.0)
         if NORM:
             sums += tl.load(partial_squares + part * num_rows + row)
-    rate = tl.rsqrt(sums / K + eps)
+    rate = 1.0
+    if NORM:
+        rate = tl.rsqrt(sums / K + eps)
     place_residual = residual + row.to(tl.int64) * stride_residual + column
     place_out = out + row.to(tl.int64) * stride_out + column
     _finish(
