@@ -127,9 +127,9 @@ def _guarded(run: Callable[[], int]) -> int:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    from ddtree.cli.serve import serve
+    from ddtree.cli.settled import serve
 
-    return serve(args)
+    return serve(args.argv[1:])
 
 
 def _generate(args: argparse.Namespace) -> int:

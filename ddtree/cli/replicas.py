@@ -13,6 +13,7 @@ from pathlib import Path
 from ddtree.cli.keys import keys_of, warn_if_open
 from ddtree.cli.serve_flags import as_flags
 from ddtree.cli.settings import without_settings
+from ddtree.engine.free_memory import free_memory
 from ddtree.replicas.launch import Launch
 from ddtree.replicas.proxy import find_caddy
 from ddtree.replicas.supervisor import Supervisor
@@ -23,7 +24,7 @@ SHARED_GPU = 0.95  # of a GPU that several replicas share; the rest is for their
 PROGRAM = (sys.executable, "-m", "ddtree")
 
 
-def serve_replicas(args: argparse.Namespace) -> int:
+def serve_replicas(args: argparse.Namespace) -> None:
     """Serve until a signal."""
     find_caddy()
     places = places_of(args)
@@ -36,7 +37,6 @@ def serve_replicas(args: argparse.Namespace) -> int:
             asyncio.run(Supervisor(launches, sock, url_of(sock), Path(folder), args.drain).run())
     finally:
         sock.close()
-    return 0
 
 
 def places_of(args: argparse.Namespace) -> list[str]:
@@ -96,16 +96,14 @@ def _memory(args: argparse.Namespace, places: list[str], place: str) -> dict[str
         return {}
     if place != "cpu":
         return {} if args.gpu_memory_fraction else {"gpu_memory_fraction": round(SHARED_GPU / num_sharing, 3)}
-    import torch
-
-    from ddtree.engine.free_memory import free_memory
-
-    free = free_memory(torch.device("cpu"))
+    free = free_memory("cpu")
     return {} if args.cache_memory or free is None else {"cache_memory": round(free / 2**31 / num_sharing, 3)}
 
 
 def num_gpus() -> int:
-    """GPUs that PyTorch sees, asked in a process of its own, so that this one holds none."""
+    """GPUs that PyTorch sees, asked in a process of its own, so that this one holds none; not asked where Linux has none."""
+    if sys.platform == "linux" and not any(Path("/dev").glob("nvidia[0-9]*")) and not Path("/dev/dxg").exists():
+        return 0
     code = "import torch; print(torch.cuda.device_count())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     return int(done.stdout) if done.returncode == 0 else 0

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 
 from ddtree.cli.fits import check_memory
 from ddtree.cli.keys import keys_of, warn_if_open
 from ddtree.cli.loaded import default_budget, find, load, start
-from ddtree.cli.logs import set_up_logging
-from ddtree.cli.settings import settle
 from ddtree.server.app import create_app
 from ddtree.server.facts import facts_of
 from ddtree.server.metrics import Metrics
@@ -22,21 +19,9 @@ from ddtree.sources import Source
 logger = logging.getLogger("ddtree")
 
 
-def serve(args: argparse.Namespace) -> int:
+def serve(args: argparse.Namespace) -> None:
     """Serve until a signal. ValueError, in one line, for whatever stands in the way."""
-    settled = settle(args.argv[1:], os.environ)
-    args = settled.args
-    set_up_logging(args.verbose, args.log_json, args.replica_index)
-    if args.replica_index is None:
-        for line in settled.describe():
-            logger.info("%s", line)
     keys = keys_of(args)
-    if args.gpus is not None or (args.replicas or 1) > 1:
-        from ddtree.cli.replicas import serve_replicas
-
-        status = serve_replicas(args)
-        logger.info("bye")
-        return status
     # Before a download or a load, which would be in vain.
     sock = listen_on(args.host, args.port) if args.uds is None else listen_on_unix(args.uds)
     try:
@@ -59,8 +44,6 @@ def serve(args: argparse.Namespace) -> int:
         run(app, worker, sock, args.drain)
     finally:
         sock.close()
-    logger.info("bye")
-    return 0
 
 
 def _load(args: argparse.Namespace, source: Source, url: str):

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
-import torch
+if TYPE_CHECKING:  # on a CPU it is not needed
+    import torch
 
 
-def free_memory(device: torch.device) -> int | None:
+def free_memory(device: torch.device | Literal["cpu"]) -> int | None:
     """Bytes that can still be had on `device`; None where the system does not say."""
-    if device.type == "cuda":
+    if device != "cpu" and device.type == "cuda":
+        import torch
+
         free, total = torch.cuda.mem_get_info(device)
         # What the allocator holds and has not given out is as good as free.
         free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -28,6 +32,8 @@ def keep_to(device: torch.device, share: float) -> None:
     """Let this process have no more than `share` of the device's memory. ValueError on a CPU, which has no such limit."""
     if device.type != "cuda":
         raise ValueError(f"--gpu-memory-fraction {share} is for a GPU, and the device is {device}: leave it out")
+    import torch
+
     torch.cuda.set_per_process_memory_fraction(share, device)
 
 

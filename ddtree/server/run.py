@@ -9,12 +9,15 @@ import os
 import signal
 import socket
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import uvicorn
 from starlette.types import ASGIApp
 
-from ddtree.server.worker import Worker
 from ddtree.service.notify import Notifier
+
+if TYPE_CHECKING:  # the supervisor of replicas listens as well, and holds no engine
+    from ddtree.server.worker import Worker
 
 logger = logging.getLogger("ddtree.server")
 

@@ -30,6 +30,11 @@ def test_help_imports_no_room():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
+def test_a_supervisor_imports_no_torch():
+    code = "import sys, ddtree.cli.settled, ddtree.cli.replicas; assert not {'torch', 'transformers', 'numpy'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
 def test_no_command_prints_help(capsys):
     code, out, _ = run(capsys)
     assert code == 2 and "serve" in out
