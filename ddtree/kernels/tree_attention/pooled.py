@@ -40,11 +40,12 @@ def tree_attention_pooled(
         query: [R, H, D], rows starts[b] to starts[b + 1] - 1 are sequence b's; the rest is padding.
         key_pages, value_pages: [P, page_size, Hkv, D] in query's dtype; the rows' own entries are staged already.
         page_table: [S, max_pages] int32.
-        slots: [B] int32.
+        slots: [B] int32; -1 for a sequence without rows.
         starts: [B + 1] int32; no sequence has more than `max_rows` rows, some may have none.
         context_lengths: [S] int32.
         ancestor_mask: [R, N] uint8, column j is the sequence's local row j; parents precede children, so nothing
-            behind the diagonal is looked at. None means consecutive tokens.
+            behind the diagonal is looked at. Rows that do not see their sequence's first row are padding inside the
+            sequence: they come last, see nothing, are seen by none and come out as 0. None means consecutive tokens.
         window: a row sees only places nearer than this to its own; consecutive tokens only.
         bidirectional: every row sees all rows of its sequence (a DFlash block); consecutive tokens only.
         out: [R, H, D] to write to; padding rows are left as they are.

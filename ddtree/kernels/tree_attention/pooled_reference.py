@@ -27,12 +27,16 @@ def tree_attention_pooled_reference(
     out = torch.zeros_like(query) if out is None else out
     for slot, start, stop in zip(slots.tolist(), starts[:-1].tolist(), starts[1:].tolist(), strict=True):
         num_rows = stop - start
-        if num_rows == 0:
+        if ancestor_mask is not None and num_rows:
+            # What does not see its sequence's root is padding.
+            num_rows = int(ancestor_mask[start:stop, 0].bool().sum())
+            out[start + num_rows : stop] = 0
+        if num_rows == 0 or slot < 0:
             continue
         committed = int(context_lengths[slot])
         places = torch.arange(committed + num_rows, device=query.device)
         keys, values = (gather_pages(pages, page_table[slot], places) for pages in (key_pages, value_pages))
-        rows = slice(start, stop)
+        rows = slice(start, start + num_rows)
         if ancestor_mask is None:
             visible = visible_places(num_rows, committed, window, bidirectional, query.device)
         else:

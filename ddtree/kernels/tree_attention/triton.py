@@ -41,6 +41,14 @@ def _reach(
 
 
 @triton.jit
+def _count_nodes(mask, start, num_rows, stride_mask, BLOCK_N: tl.constexpr):
+    """How many of a sequence's rows see its root: the others are padding, and come last."""
+    row = tl.arange(0, BLOCK_N)
+    sees_root = tl.load(mask + (start + row) * stride_mask, mask=row < num_rows, other=0) != 0
+    return tl.sum(sees_root.to(tl.int32), axis=0)
+
+
+@triton.jit
 def _visible(
     mask, rows, live, place, start, num_rows, context_length, window, stride_mask,
     BLOCK_M: tl.constexpr, BLOCK_T: tl.constexpr, TREE: tl.constexpr, BIDIRECTIONAL: tl.constexpr, WINDOWED: tl.constexpr,
@@ -73,7 +81,7 @@ def _attend_kernel(
     scale, window, num_packed, num_kv_heads,
     stride_row, stride_head, stride_page, stride_token, stride_kv_head, stride_table, stride_mask, stride_out,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, NUM_SPLITS: tl.constexpr,
-    LEAST_SHARE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr,
+    LEAST_SHARE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
     TREE: tl.constexpr, BIDIRECTIONAL: tl.constexpr, WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
@@ -81,25 +89,35 @@ def _attend_kernel(
     sequence = tl.program_id(2)
     start = tl.load(starts + sequence)
     num_rows = tl.load(starts + sequence + 1) - start
-    if tile * BLOCK_M >= num_rows * GROUP:
-        return
     slot = tl.load(slots + sequence)
+    if (tile * BLOCK_M >= num_rows * GROUP) | (slot < 0):
+        return
+    pairs = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    rows = pairs // GROUP
+    heads = kv_head * GROUP + pairs % GROUP
+    dim = tl.arange(0, BLOCK_D)
+    inside = (dim < HEAD_DIM)[None, :]
+    packed = (start + rows).to(tl.int64)
+    num_nodes = num_rows
+    if TREE:
+        num_nodes = _count_nodes(mask, start, num_rows, stride_mask, BLOCK_N)
+        if tile * BLOCK_M >= num_nodes * GROUP:
+            if NUM_SPLITS == 1:
+                nothing = tl.zeros([BLOCK_M, BLOCK_D], out.dtype.element_ty)
+                place_out = (packed * stride_out + heads * HEAD_DIM)[:, None] + dim[None, :]
+                tl.store(out + place_out, nothing, mask=(rows < num_rows)[:, None] & inside)
+            return
     context_length = tl.load(context_lengths + slot)
     first_tile, end, shared_end, share = _reach(
-        tile, num_rows, context_length, window,
+        tile, num_nodes, context_length, window,
         GROUP, NUM_SPLITS, LEAST_SHARE, BLOCK_M, BLOCK_T, TREE, BIDIRECTIONAL, WINDOWED,
     )  # fmt: skip
     low = first_tile + split * share
     high = tl.minimum(low + share, tl.cdiv(end, BLOCK_T))
     if low >= high:
         return  # the combining kernel knows how many splits there are
-    pairs = tile * BLOCK_M + tl.arange(0, BLOCK_M)
-    rows = pairs // GROUP
-    heads = kv_head * GROUP + pairs % GROUP
-    live = rows < num_rows
-    dim = tl.arange(0, BLOCK_D)
-    stored = live[:, None] & (dim < HEAD_DIM)[None, :]
-    packed = (start + rows).to(tl.int64)
+    live = rows < num_nodes
+    stored = live[:, None] & inside
     rows_query = tl.load(
         query + (packed * stride_row + heads * stride_head)[:, None] + dim[None, :], mask=stored, other=0.0
     )
@@ -110,9 +128,10 @@ def _attend_kernel(
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     token = tl.arange(0, BLOCK_T)
+    next_page = tl.load(table_row + low * BLOCK_T // PAGE_SIZE)
     for key_tile in range(low, high):
         place = key_tile * BLOCK_T  # all of a tile lies in one page
-        page = tl.load(table_row + place // PAGE_SIZE).to(tl.int64)
+        page = next_page.to(tl.int64)
         offset = page * stride_page + ((place % PAGE_SIZE + token) * stride_token)[:, None] + dim[None, :]
         # Behind the end a page may hold anything, and NaN times a probability of 0 is NaN.
         there = ((place + token) < end)[:, None]
@@ -123,7 +142,7 @@ def _attend_kernel(
         # Tiles that every row of the program sees whole need no mask.
         if place + BLOCK_T > shared_end:
             visible = _visible(
-                mask, rows, live, place, start, num_rows, context_length, window, stride_mask,
+                mask, rows, live, place, start, num_nodes, context_length, window, stride_mask,
                 BLOCK_M, BLOCK_T, TREE, BIDIRECTIONAL, WINDOWED,
             )  # fmt: skip
             scores = tl.where(visible, scores, -float("inf"))
@@ -136,12 +155,16 @@ def _attend_kernel(
         total = total * shrink + tl.sum(weights, axis=1)
         acc = tl.dot(weights.to(value.dtype), value, acc * shrink[:, None], input_precision=PRECISION)
         peak = new_peak
+        # Ahead of its use: loads whose addresses wait for another load are not overlapped with the products.
+        following = tl.minimum(key_tile + 1, high - 1) * BLOCK_T
+        next_page = tl.load(table_row + following // PAGE_SIZE)
     # A row may have seen nothing in this split: its peak is -inf, its total 0.
     total = tl.where(total == 0.0, 1.0, total)
     acc = acc / total[:, None]
     if NUM_SPLITS == 1:
-        place = (packed * stride_out + heads * HEAD_DIM)[:, None] + dim[None, :]
-        tl.store(out + place, acc.to(out.dtype.element_ty), mask=stored)
+        place_out = (packed * stride_out + heads * HEAD_DIM)[:, None] + dim[None, :]
+        acc = tl.where(live[:, None], acc, 0.0)  # padding inside the sequence
+        tl.store(out + place_out, acc.to(out.dtype.element_ty), mask=(rows < num_rows)[:, None] & inside)
     else:
         num_heads = num_kv_heads * GROUP
         entry = (split * num_packed + packed) * num_heads + heads
@@ -152,21 +175,31 @@ def _attend_kernel(
 
 @triton.jit
 def _combine_kernel(
-    partial, log_totals, out, slots, starts, context_lengths, window, num_packed, num_heads, stride_out,
+    partial, log_totals, out, slots, starts, context_lengths, mask, window, num_packed, num_heads,
+    stride_mask, stride_out,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, NUM_SPLITS: tl.constexpr, LEAST_SHARE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr,
     TREE: tl.constexpr, BIDIRECTIONAL: tl.constexpr, WINDOWED: tl.constexpr,
 ):  # fmt: skip
     """One row and head: the splits' outputs, weighed by their shares of the softmax."""
     row, head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     start = tl.load(starts + sequence)
     num_rows = tl.load(starts + sequence + 1) - start
-    if row >= num_rows:
+    slot = tl.load(slots + sequence)
+    if (row >= num_rows) | (slot < 0):
         return
-    context_length = tl.load(context_lengths + tl.load(slots + sequence))
+    num_nodes = num_rows
+    if TREE:
+        num_nodes = _count_nodes(mask, start, num_rows, stride_mask, BLOCK_N)
+        if row >= num_nodes:
+            column = tl.arange(0, BLOCK_D)
+            place_padding = out + (start + row).to(tl.int64) * stride_out + head * HEAD_DIM + column
+            tl.store(place_padding, tl.zeros([BLOCK_D], out.dtype.element_ty), mask=column < HEAD_DIM)
+            return
+    context_length = tl.load(context_lengths + slot)
     tile = (row * GROUP + head % GROUP) // BLOCK_M
     first_tile, end, shared_end, share = _reach(
-        tile, num_rows, context_length, window,
+        tile, num_nodes, context_length, window,
         GROUP, NUM_SPLITS, LEAST_SHARE, BLOCK_M, BLOCK_T, TREE, BIDIRECTIONAL, WINDOWED,
     )  # fmt: skip
     num_used = tl.cdiv(tl.cdiv(end, BLOCK_T) - first_tile, share)
@@ -224,7 +257,8 @@ def tree_attention_pooled_triton(
     block_d = max(16, triton.next_power_of_2(head_dim))
     common = {
         "GROUP": group, "HEAD_DIM": head_dim, "NUM_SPLITS": plan.num_splits, "LEAST_SHARE": plan.least_share,
-        "BLOCK_M": plan.block_m, "BLOCK_T": plan.block_t, "BLOCK_D": block_d, "TREE": ancestor_mask is not None,
+        "BLOCK_M": plan.block_m, "BLOCK_T": plan.block_t, "BLOCK_D": block_d,
+        "BLOCK_N": triton.next_power_of_2(max_rows), "TREE": ancestor_mask is not None,
         "BIDIRECTIONAL": bidirectional, "WINDOWED": window is not None,
     }  # fmt: skip
     mask = query if ancestor_mask is None else ancestor_mask
@@ -239,7 +273,8 @@ def tree_attention_pooled_triton(
     )  # fmt: skip
     if plan.num_splits > 1:
         _combine_kernel[(max_rows, num_heads, num_sequences)](
-            partial, log_totals, out, slots, starts, context_lengths, window or 0, num_packed, num_heads, out.stride(0),
+            partial, log_totals, out, slots, starts, context_lengths, mask, window or 0, num_packed, num_heads,
+            mask.stride(0), out.stride(0),
             **common, BLOCK_S=triton.next_power_of_2(plan.num_splits), num_warps=4,
         )  # fmt: skip
     return out
