@@ -23,9 +23,8 @@ import torch
 
 from benchmarks.kernels.replay import copy_bandwidth, replayed
 from ddtree.kernels.linear import fused_linear, fused_linear_reference
-from ddtree.kernels.linear.dispatch import fused_linear_cublas
+from ddtree.kernels.linear.dispatch import fused_linear_cublas, fused_linear_planned
 from ddtree.kernels.linear.plan import BUCKETS, Plan, bucket_of, plan_of, power_of_two
-from ddtree.kernels.linear.triton import fused_linear_triton
 
 ROTATED_BYTES = 400 << 20
 MOST_SHARED = 99 * 1024
@@ -86,8 +85,8 @@ CANDIDATES = {
         (4, 1024, 4, 3), (8, 512, 4, 4),
     ),
     16: (
-        (16, 128, 2, 4), (16, 256, 2, 4), (16, 256, 4, 4), (16, 512, 4, 3), (32, 64, 4, 6), (32, 128, 2, 4),
-        (32, 128, 4, 3), (32, 128, 4, 5), (32, 256, 4, 3), (64, 64, 4, 4), (64, 64, 4, 6), (64, 128, 4, 3),
+        (16, 64, 4, 10), (16, 128, 2, 4), (16, 128, 4, 8), (16, 256, 2, 4), (16, 256, 4, 4), (16, 512, 4, 4),
+        (32, 64, 4, 6), (32, 128, 2, 4), (32, 128, 4, 3), (32, 128, 4, 5), (32, 256, 4, 4), (64, 64, 4, 6),
         (64, 128, 4, 4), (64, 128, 8, 4), (128, 64, 4, 4), (128, 64, 8, 5), (64, 64, 4, 5, 2), (64, 128, 4, 4, 2),
         (64, 128, 4, 4, 4), (128, 64, 4, 5, 4),
     ),
@@ -152,7 +151,7 @@ def call_of(layer: Layer, given: dict, weight: torch.Tensor, way: str | Plan) ->
         return lambda: fused_linear(x, weight, norm=norm, swiglu=layer.swiglu, residual=residual, out=out)
     if way == "cublas":
         return lambda: fused_linear_cublas(x, weight, None, norm, layer.swiglu, residual, out)
-    return lambda: fused_linear_triton(x, weight, None, norm, layer.swiglu, residual, out, way)
+    return lambda: fused_linear_planned(x, weight, None, norm, layer.swiglu, residual, out, way)
 
 
 def check(layer: Layer, rows: int, weight: torch.Tensor, way: str | Plan) -> None:
@@ -183,13 +182,21 @@ def compile_plan(task: tuple[Layer, int, Plan]) -> None:
 def sweep(layer: Layer, bucket: int, weights: torch.Tensor, cublas: dict, repeats: int) -> dict:
     """The best plan of a bucket's largest R, None where cuBLAS is faster."""
     found = []
-    for plan in candidates(layer, bucket):
+
+    def attempt(plan: Plan) -> None:
         try:
             check(layer, bucket, weights[0], plan)
             found.append((timed(layer, bucket, weights, plan, repeats)["median"], plan))
         except Exception as error:  # a plan that does not compile is an answer too
             print(f"  {plan}: {type(error).__name__}: {str(error)[:80]}", flush=True)
+
+    for plan in candidates(layer, bucket):
+        attempt(plan)
     found.sort()
+    if layer.norm is not None:
+        for _, plan in found[:2]:
+            attempt(plan._replace(norm_first=True))
+        found.sort()
     for median, plan in found[:3]:
         print(f"  {median:8.1f} us  {tuple(plan)}", flush=True)
     best = found[0] if found and found[0][0] < cublas["median"] else (cublas["median"], None)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from ddtree.kernels import fused
-from ddtree.kernels.linear.plan import plan_of
+from ddtree.kernels.linear.plan import Plan, plan_of
 
 
 def fused_linear_cuda(
@@ -22,10 +22,24 @@ def fused_linear_cuda(
     plan = plan_of(x.shape[0], weight, swiglu)
     if plan is None:
         return fused_linear_cublas(x, weight, bias, norm, swiglu, residual, out)
+    return fused_linear_planned(x, weight, bias, norm, swiglu, residual, out, plan)
+
+
+def fused_linear_planned(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    norm: tuple[torch.Tensor, float, str] | None,
+    swiglu: bool,
+    residual: torch.Tensor | None,
+    out: torch.Tensor | None,
+    plan: Plan,
+) -> torch.Tensor:
+    """The same by the streaming kernels, as `plan` says."""
     from ddtree.kernels.linear.triton import fused_linear_triton
 
-    if norm is not None and x.dtype == torch.float16:
-        # The kernels divide by the rms after the product, which fp16 may not have room for.
+    if norm is not None and (plan.norm_first or x.dtype == torch.float16):
+        # fp16 may have no room for what the kernels divide by the rms only after the product.
         x, norm = fused.rms_norm(x, *norm), None
     return fused_linear_triton(x, weight, bias, norm, swiglu, residual, out, plan)
 

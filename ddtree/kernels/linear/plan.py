@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 BUCKETS = (1, 16, 32, 64, 128)  # rows; one kernel serves all R of a bucket alike
-MOST_ROWS = 64  # of shapes that were not measured; beyond, cuBLAS multiplies
+MOST_ROWS = 1  # of shapes that are not in TUNED; beyond, cuBLAS was faster (docs/log.md)
 MOST_ROWS_FP32 = 16
 
 
@@ -23,6 +23,7 @@ class Plan(NamedTuple):
     num_warps: int
     num_stages: int
     num_parts: int = 1  # of K; more than one takes a second launch that adds them up
+    norm_first: bool = False  # in a launch of its own: many rows make it dear to repeat in every program
 
 
 # (bucket, N, K, swiglu): plan, or None where cuBLAS was faster. Of bf16 and fp16.
@@ -55,6 +56,8 @@ def untuned(bucket: int, num_columns: int, width: int, swiglu: bool, bytes_each:
         return Plan(max(1, block_n // 2) if swiglu else block_n, min(most, power_of_two(width)), 4, 1)
     if bytes_each == 4:
         return Plan(16, 32, 4, 3)
+    if bucket == 16 and width <= 2048:
+        return Plan(16 if num_columns < 4096 else 32, 256, 4, 4)
     if bucket == 16:
         return Plan(32 if num_columns >= 4096 else 16, 128, 4, 4)
     if bucket == 32:

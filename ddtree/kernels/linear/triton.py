@@ -27,25 +27,40 @@ def _load(pointer, mask, MASKED: tl.constexpr):
 
 
 @triton.jit
+def _beside(
+    bias, residual, column, width, there, BIAS: tl.constexpr, SWIGLU: tl.constexpr, RESIDUAL: tl.constexpr
+):
+    """What is added to the sums. Loaded before them, or small layers would wait for memory twice."""
+    bias_here, up_bias, added = 0.0, 0.0, 0.0
+    if BIAS:
+        bias_here = tl.load(bias + column, mask=column < width, other=0.0)
+        if SWIGLU:
+            up_bias = tl.load(bias + width + column, mask=column < width, other=0.0)
+    if RESIDUAL:
+        added = tl.load(residual, mask=there, other=0.0)
+    return bias_here, up_bias, added
+
+
+@triton.jit
 def _finish(
-    total, ups, rate, bias, residual, out, column, width, there,
+    total, ups, rate, bias_here, up_bias, added, out, there,
     NORM: tl.constexpr, BIAS: tl.constexpr, SWIGLU: tl.constexpr, RESIDUAL: tl.constexpr,
 ):  # fmt: skip
-    """Everything after the sums; `residual` and `out` point at the elements, `column` and `there` broadcast to them."""
+    """Everything after the sums; `out` points at the elements."""
     dtype = out.dtype.element_ty
     if NORM:
         total *= rate
         ups *= rate
     if BIAS:
-        total += tl.load(bias + column, mask=column < width, other=0.0).to(tl.float32)
+        total += bias_here.to(tl.float32)
     if SWIGLU:
         if BIAS:
-            ups += tl.load(bias + width + column, mask=column < width, other=0.0).to(tl.float32)
+            ups += up_bias.to(tl.float32)
         gate, up = total.to(dtype).to(tl.float32), ups.to(dtype).to(tl.float32)
         gate = (gate * tl.sigmoid(gate)).to(dtype).to(tl.float32)
         total = (gate * up).to(dtype).to(tl.float32)
     if RESIDUAL:
-        total += tl.load(residual, mask=there, other=0.0).to(tl.float32)
+        total += added.to(tl.float32)
     tl.store(out, total.to(dtype), mask=there)
 
 
@@ -62,6 +77,8 @@ def _row_kernel(
     within = tl.minimum(column, width - 1)
     source = weight + within.to(tl.int64)[:, None] * stride_weight
     up_source = weight + (within + width).to(tl.int64)[:, None] * stride_weight
+    there = column < width
+    bias_here, up_bias, added = _beside(bias, residual + column, column, width, there, BIAS, SWIGLU, RESIDUAL)
     place = tl.arange(0, BLOCK_K)
     total = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     ups = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
@@ -85,12 +102,12 @@ def _row_kernel(
     if NORM:
         rate = tl.rsqrt(tl.sum(squares, axis=0) / K + eps)
     _finish(
-        tl.sum(total, axis=1), tl.sum(ups, axis=1), rate, bias, residual + column, out + column, column, width,
-        column < width, NORM, BIAS, SWIGLU, RESIDUAL,
+        tl.sum(total, axis=1), tl.sum(ups, axis=1), rate, bias_here, up_bias, added, out + column, there,
+        NORM, BIAS, SWIGLU, RESIDUAL,
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])  # one binary for all R of a bucket
 def _tile_kernel(
     x, weight, bias, norm_weight, residual, out, partials, partial_squares, num_rows, width,
     stride_x, stride_weight, stride_residual, stride_out, eps,
@@ -107,12 +124,20 @@ def _tile_kernel(
     up_source = weight + (within + width).to(tl.int64)[None, :] * stride_weight
     rows = x + row.to(tl.int64)[:, None] * stride_x
     alive = (row < num_rows)[:, None]
+    wide = column[None, :]
+    there = alive & (wide < width)
+    if SPAN >= K:
+        place_residual = residual + row.to(tl.int64)[:, None] * stride_residual + wide
+        bias_here, up_bias, added = _beside(bias, place_residual, wide, width, there, BIAS, SWIGLU, RESIDUAL)
     place = tl.arange(0, BLOCK_K)
     total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     ups = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     squares = tl.zeros([BLOCK_M, BLOCK_K], tl.float32)
-    first = part * SPAN
-    for start in range(first, tl.minimum(first + SPAN, K), BLOCK_K):
+    if SPAN < K:
+        first, last = part * SPAN, tl.minimum((part + 1) * SPAN, K)
+    else:
+        first, last = 0, K
+    for start in range(first, last, BLOCK_K):
         k = start + place
         inside = k < K
         weights = _load(source + k[:, None], inside[:, None], MASKED)
@@ -131,11 +156,9 @@ def _tile_kernel(
         if SWIGLU:
             ups = tl.dot(value, up_weights, ups, input_precision="ieee")
     sums = tl.sum(squares, axis=1)
-    wide = column[None, :]
     if SPAN < K:
         number = width * (2 if SWIGLU else 1)
         entry = (part * num_rows + row[:, None]).to(tl.int64) * number + wide
-        there = alive & (wide < width)
         tl.store(partials + entry, total, mask=there)
         if SWIGLU:
             tl.store(partials + entry + width, ups, mask=there)
@@ -143,18 +166,14 @@ def _tile_kernel(
             noted = (row < num_rows) & (tl.program_id(0) == 0)
             tl.store(partial_squares + part * num_rows + row, sums, mask=noted)
     else:
-        place_residual = residual + row.to(tl.int64)[:, None] * stride_residual + wide
         place_out = out + row.to(tl.int64)[:, None] * stride_out + wide
         rate = 1.0
         if NORM:
             rate = tl.rsqrt(sums / K + eps)[:, None]
-        _finish(
-            total, ups, rate, bias, place_residual, place_out, wide, width, alive & (wide < width),
-            NORM, BIAS, SWIGLU, RESIDUAL,
-        )  # fmt: skip
+        _finish(total, ups, rate, bias_here, up_bias, added, place_out, there, NORM, BIAS, SWIGLU, RESIDUAL)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _sum_parts_kernel(
     partials, partial_squares, bias, residual, out, num_rows, width, stride_residual, stride_out, eps,
     K: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr, SWIGLU: tl.constexpr, RESIDUAL: tl.constexpr,
@@ -165,6 +184,8 @@ def _sum_parts_kernel(
     column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     there = column < width
     number = width * (2 if SWIGLU else 1)
+    place_residual = residual + row.to(tl.int64) * stride_residual + column
+    bias_here, up_bias, added = _beside(bias, place_residual, column, width, there, BIAS, SWIGLU, RESIDUAL)
     total = tl.zeros([BLOCK_N], tl.float32)
     ups = tl.zeros([BLOCK_N], tl.float32)
     sums = 0.0
@@ -178,11 +199,8 @@ def _sum_parts_kernel(
     rate = 1.0
     if NORM:
         rate = tl.rsqrt(sums / K + eps)
-    place_residual = residual + row.to(tl.int64) * stride_residual + column
     place_out = out + row.to(tl.int64) * stride_out + column
-    _finish(
-        total, ups, rate, bias, place_residual, place_out, column, width, there, NORM, BIAS, SWIGLU, RESIDUAL
-    )
+    _finish(total, ups, rate, bias_here, up_bias, added, place_out, there, NORM, BIAS, SWIGLU, RESIDUAL)
 
 
 def fused_linear_triton(
