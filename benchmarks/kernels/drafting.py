@@ -226,8 +226,8 @@ def sweep(vocab_size: int, repeats: int) -> list[dict]:
         print(f"{what:28s} {chosen:32s} {result['median']:8.1f} us", flush=True)
 
     for budget in (63, 127, 255, 1024):
-        for warps, mine, others in itertools.product((4, 8, 16), (32, 64, 128), (32, 64)):
-            if mine * others <= warps * 1024 and (budget > 200 or warps < 16):
+        for warps, mine, others in itertools.product((4, 8, 16, 32), (32, 64, 128), (32, 64)):
+            if mine * others <= warps * 1024 and warps in ((16, 32) if budget > 1000 else (4, 8)):
                 with settings(build_kernels, SHAPES=((8192, warps, mine, others),)):
                     note(f"build {budget}", f"{warps} {mine} {others}", lambda b=budget: time_build(b, 1, repeats))
     for num, columns, rows, warps in itertools.product((64, 1024), (64, 128, 256), (16, 32, 64), (4, 8)):

@@ -19,7 +19,7 @@ from ddtree.kernels.tree_build.buffers import TreeBuffers
 NO_COST = tl.constexpr(1 << 62)  # of an excluded token, and of nothing
 RANK_BITS = tl.constexpr(11)
 # Pairs that a program may hold -> its warps, and the tile in which it counts (nodes, others).
-SHAPES = ((512, 4, 32, 32), (1024, 4, 64, 32), (4096, 8, 64, 64), (8192, 16, 128, 64))
+SHAPES = ((512, 4, 32, 32), (1024, 4, 64, 32), (4096, 8, 64, 64), (8192, 16, 64, 64))
 ROW_TILE = 8  # rows that a program of the layout writes
 
 
@@ -171,9 +171,6 @@ def _grow_kernel(
     limit = tl.minimum(tl.load(num_depths + b), depths)
 
     entries = tl.arange(0, PAIRS)
-    pair = tl.load(pairs + entries)
-    parent, rank = pair >> 16, pair & 0xFFFF
-    wanted = ((parent + 1) * (rank + 1) <= budget) & (rank < width)
     tl.store(node_costs, 0)
     tl.store(node_lexes, 0)
     best = tl.full([PAIRS], NO_COST, tl.int64)
@@ -184,7 +181,10 @@ def _grow_kernel(
     tl.debug_barrier()
     while (depth < limit) & (size > 0):
         level = depth * BLOCK
-        have = wanted & (parent < size)
+        # Read anew at each level: registers are what a program of 8,192 pairs is short of.
+        pair = tl.load(pairs + entries)
+        parent, rank = pair >> 16, pair & 0xFFFF
+        have = ((parent + 1) * (rank + 1) <= budget) & (rank < width) & (parent < size)
         log_prob = tl.load(log_probs + depth * width + rank, mask=have, other=float("-inf"))
         allowed = log_prob > float("-inf")
         cost = tl.load(node_costs + level + parent, mask=have, other=0) + _costs(tl.where(allowed, log_prob, 0.0))
@@ -193,7 +193,7 @@ def _grow_kernel(
             high = tl.max(tl.maximum(tl.where(best < NO_COST, best, 0), tl.where(cost < NO_COST, cost, 0)), axis=0)
             ceiling = _ceiling(best, cost, tl.minimum(high, ceiling), budget)
         keep, alive = cost <= ceiling, best <= ceiling
-        key = (tl.load(node_lexes + level + parent, mask=keep, other=0) << RANK_BITS) + rank
+        key = (tl.load(node_lexes + level + (pair >> 16), mask=keep, other=0) << RANK_BITS) + (pair & 0xFFFF)
         # Two running counts in one scan: neither passes 2^15.
         scan = tl.cumsum(keep.to(tl.int32) + (alive.to(tl.int32) << 16), axis=0)
         kid, old = (scan & 0xFFFF) - 1, (scan >> 16) - 1
