@@ -1,4 +1,4 @@
-"""What a number depends on besides the code: the device, the memory, the versions."""
+"""What a number depends on besides the code: the device, the memory, the versions, what else the machine did."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import platform
 import resource
 import sys
+import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -24,7 +25,8 @@ def device_name(device: torch.device) -> str:
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     name = names[0] if names else platform.machine()
-    return f"{name}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"{name}, {os.cpu_count()} cores, {threads} thread{'' if threads == 1 else 's'}"
 
 
 def versions() -> dict:
@@ -46,3 +48,32 @@ def memory(device: torch.device) -> dict:
     if device.type == "cuda":
         peak["device_peak_bytes"] = torch.cuda.max_memory_allocated(device)
     return peak
+
+
+class Neighbours:
+    """Use as a context: afterwards `cores` says how many cores others kept busy meanwhile; None where the system does not tell."""
+
+    def __init__(self, stat: Path = Path("/proc/stat")):
+        self._stat = stat
+        self.cores: float | None = None
+
+    def __enter__(self) -> Neighbours:
+        self._before = self._read()
+        return self
+
+    def __exit__(self, *fault) -> None:
+        if self._before is None:
+            return
+        busy, own, at = (after - before for after, before in zip(self._read(), self._before, strict=True))
+        self.cores = round(max(busy - own, 0) / at, 2) if at else None
+
+    def _read(self) -> tuple[float, float, float] | None:
+        """Seconds: of all cores at work, of this process, of the clock."""
+        try:
+            ticks = [int(value) for value in self._stat.read_text(encoding="ascii").split("\n", 1)[0].split()[1:]]
+        except (OSError, ValueError):
+            return None
+        # user nice system idle iowait irq softirq steal; guests are in user.
+        busy = sum(ticks[:8]) - ticks[3] - ticks[4]
+        own = os.times()
+        return busy / os.sysconf("SC_CLK_TCK"), own.user + own.system, time.monotonic()

@@ -32,7 +32,7 @@ def draw(result: dict):
         from matplotlib.figure import Figure
     except ImportError:
         raise ValueError("--plot needs matplotlib: install ddtree[plot]") from None
-    figure = Figure(figsize=(11, 4.6), layout="constrained")
+    figure = Figure(figsize=(11, 5), layout="constrained")
     left, right = figure.subplots(1, 2)
     trees = {int(name): row for name, row in result["configs"].items() if name.isdigit() and name != "0"}
     _draw_speedup(left, result, trees)
@@ -55,7 +55,7 @@ def _draw_speedup(axes, result: dict, trees: dict[int, dict]) -> None:
         _points(axes, _chain_at(result), [chain], CHAIN_COLOUR, "chain, 95 % interval")
     axes.set_title("speedup over plain decoding")
     axes.set_ylim(bottom=0)
-    axes.legend(fontsize=8, loc="lower left")
+    _legend(axes)
 
 
 def _draw_acceptance(axes, result: dict, trees: dict[int, dict]) -> None:
@@ -67,7 +67,12 @@ def _draw_acceptance(axes, result: dict, trees: dict[int, dict]) -> None:
     axes.axhline(1, color=PLAIN_COLOUR, linewidth=1, linestyle="--", label="plain decoding: 1")
     axes.set_title("acceptance length (tokens per round, bonus included)")
     axes.set_ylim(bottom=0)
-    axes.legend(fontsize=8, loc="lower right")
+    _legend(axes)
+
+
+def _legend(axes) -> None:
+    """Below the axes, where it covers nothing."""
+    axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=2, frameon=False)
 
 
 def _points(axes, at: list, rows: list[dict], colour: str, label: str) -> None:
@@ -101,26 +106,27 @@ def render_page(result: dict, picture: str) -> str:
     facts = "\n".join(f"<li>{html.escape(line)}</li>" for line in [*describe_run(result), *notes(result)])
     data = html.escape(json.dumps(result, indent=1))
     return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>ddtree bench: {html.escape(result["model"])}</title>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>ddtree bench: {html.escape(result["model"])}</title>
 <style>
 body {{ font: 15px/1.45 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #222; }}
-svg {{ max-width: 100%; height: auto; }}
+svg {{ max-width: 100%; height: auto; }} .scroller {{ overflow-x: auto; }} p, li {{ overflow-wrap: anywhere; }}
 table {{ border-collapse: collapse; }} td, th {{ padding: .25rem .8rem; text-align: right; border-bottom: 1px solid #ddd; }}
 pre {{ overflow: auto; max-height: 30rem; background: #f6f6f6; padding: 1rem; }}
-</style></head><body>
-<h1>{html.escape(run_title(result))}</h1>
+</style></head><body><main>
+<h1>ddtree bench: {html.escape(result["model"])}</h1>
 {picture}
-<table><tr><th>budget</th><th>tokens/s</th><th>95 %</th><th>speedup</th><th>95 %</th><th>acceptance length</th>
+<div class="scroller" tabindex="0"><table><tr><th>budget</th><th>tokens/s</th><th>95 %</th><th>speedup</th><th>95 %</th><th>acceptance length</th>
 <th>TTFT ms</th><th>TPOT ms</th><th>ITL ms</th></tr>
 {rows}
-</table>
+</table></div>
 <h2>What these numbers depend on</h2>
 <ul>
 {facts}
 </ul>
 <p><code>{html.escape(result["command"])}</code></p>
-<details><summary>The result as JSON</summary><pre>{data}</pre></details>
-</body></html>
+<details><summary>The result as JSON</summary><pre tabindex="0">{data}</pre></details>
+</main></body></html>
 """
 
 

@@ -10,6 +10,7 @@ from rich.panel import Panel
 from rich.table import Table
 
 SHOWN_TEXT = 400  # characters of a raw text in a refusal
+QUIET_CORES = 0.2  # what a machine's own services may take without a word
 
 
 def show(result: dict, console: Console) -> None:
@@ -92,6 +93,11 @@ def notes(result: dict) -> list[str]:
     if result["near_ties"]:
         worst = max(tie["margin"] for tie in result["near_ties"])
         found.append(f"{len(result['near_ties'])} near ties with plain decoding, margins up to {worst:g}")
+    if (result.get("other_cores") or 0) > QUIET_CORES:
+        found.append(
+            f"other processes kept {result['other_cores']:.1f} cores busy while this was timed: "
+            "it is the speed of a busy machine; measure again on a quiet one"
+        )
     if result["repeats"] < 3:
         found.append(f"only {result['repeats']} timed passes: the spread is a guess")
     return found

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ddtree.bench.floor import measure_ceilings, round_floor_s
-from ddtree.bench.machine import device_name, memory, versions
+from ddtree.bench.machine import Neighbours, device_name, memory, versions
 from ddtree.bench.offline import Offline
 from ddtree.bench.output import PLAIN, Output
 from ddtree.bench.pooled import quantiles, summarise
@@ -41,7 +41,9 @@ def run_offline(offline: Offline, prompts: Sequence[Prompt], facts: Facts, say: 
     if verdict.refused:
         return verdict.as_json() | result
     kept = [item for item in items if item.id not in verdict.excluded]
-    timed = list(offline.measure(kept, say))
+    with Neighbours() as neighbours:
+        timed = list(offline.measure(kept, say))
+    result["other_cores"] = neighbours.cores
     verdict = inspect_passes(timed, rules, verdict)
     if verdict.refused:
         return verdict.as_json() | result
