@@ -332,6 +332,14 @@ def measure(bench: Bench, args, parts: list[str], result: dict) -> None:
     if "prefill" in parts:
         result[f"prefill_{args.prefill}_ms"] = bench.prefill(args.prefill, args.prefill_chunk)
         show(f"prefill of {args.prefill}", result[f"prefill_{args.prefill}_ms"])
+    if "gated_delta" in parts:
+        from benchmarks.kernels.gated_delta import time_tree
+
+        result["gated_delta_us"] = {}
+        for rows in (32, 64, 128, 256):
+            us = time_tree(rows, 1, 20, result["copy_bytes_per_s"])["us"]
+            spread_us = [round(us["least"], 2), round(us["most"], 2)]
+            result["gated_delta_us"][str(rows)] = {"median": round(us["median"], 2), "spread": spread_us}
     if "idle" in parts:
         budget = 63 if 63 in args.budgets else args.budgets[0]
         result["engine"] = bench.idle(budget, 60)

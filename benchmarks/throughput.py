@@ -21,7 +21,6 @@ import torch
 
 from benchmarks.shapes import PAIRS
 
-PROMPT_TOKENS = 512
 
 
 def make_engine(args):
@@ -44,7 +43,7 @@ def make_engine(args):
         target = load_target(args.target, device, dtype)
         drafter = load_drafter(args.drafter, target.config, device, dtype)
     limit = min(args.max_context, target.config.context_limit)
-    config = EngineConfig(max_context=limit, max_tree_budget=max(127, *args.budgets), max_running=most)
+    config = EngineConfig(max_context=limit, max_tree_budget=max(args.max_tree_budget, *args.budgets), max_running=most)
     rows = most * (1 + max(args.budgets))
     engine = pooled_engine(target, drafter, config, max_rows=min(rows, args.max_rows))
     if args.shapes:
@@ -56,7 +55,7 @@ def prompts_of(args, engine) -> list[tuple[int, ...]]:
     """Random tokens for random weights; else the real prompts in turn."""
     if args.shapes:
         generator = torch.Generator().manual_seed(0)
-        shape = (max(args.concurrency), PROMPT_TOKENS)
+        shape = (max(args.concurrency), args.prompt_tokens)
         return [tuple(row) for row in torch.randint(0, engine.vocab_size - 1, shape, generator=generator).tolist()]
     from benchmarks.equality import read_prompts
     from ddtree.text.chat import render_chat
@@ -117,6 +116,8 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=1.5)
     parser.add_argument("--repeats", type=int, default=4)
     parser.add_argument("--max-context", type=int, default=2048)
+    parser.add_argument("--prompt-tokens", type=int, default=512, help="of each random prompt")
+    parser.add_argument("--max-tree-budget", type=int, default=64, help="most that auto may choose")
     parser.add_argument("--max-rows", type=int, default=4160)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="bfloat16")

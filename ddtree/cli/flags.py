@@ -61,6 +61,9 @@ def add_model(parser: argparse.ArgumentParser, positional: bool) -> None:
         help="auto is bfloat16 on a GPU, else float32 (default: auto)",
     )
     parser.add_argument(
+        "--no-cuda-graphs", action="store_true", help="on a GPU, launch every kernel by itself: slower, starts sooner, easier to debug"
+    )
+    parser.add_argument(
         "--max-context", type=whole(2), metavar="N", help="prompt and output in tokens (default: the model's own limit)"
     )
 

@@ -23,7 +23,7 @@ from ddtree.engine.sequence import Sequence
 from ddtree.tree.accept import Acceptance
 from ddtree.tree.draft_tree import DraftTree
 
-LADDER = (0, 7, 15, 31, 63, 127, 255)  # budgets to choose among
+LADDER = (0, 4, 8, 16, 32, 64, 128, 256)  # budgets to choose among
 MEMORY = 0.9  # of a request's rounds
 ENGINE_MEMORY = 0.98  # of what new requests start from
 FADING = 0.7  # of what a doubling of the budget brings, against the doubling before

@@ -1,7 +1,7 @@
 """Which rounds run whole on the device, and keeping the device busy between them.
 
-A round that needs nothing of the host is launched as soon as the ids of the one before are known, ahead of everything
-else that the host does with them: the device waits for a look at a few integers, not for Python.
+A round that needs nothing of the host is launched before the one in flight has been read, so the device never waits for
+Python. The price is a round in vain when a request turns out to have ended: what it emits is dropped.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ if TYPE_CHECKING:
     from ddtree.engine.device_auto import DeviceAuto
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # numbers of sequences that a round is captured for
-BUDGETS = (0, 2, 4, 7, 15, 31, 47, 63, 79, 95, 127, 159, 191, 255, 383, 511, 767, 1024)  # and tree budgets
+BUDGETS = (0, 2, 4, 8, 15, 16, 24, 31, 32, 48, 63, 64, 80, 96, 127, 128, 160, 192, 255, 256, 384, 512, 768, 1024)  # tree budgets
 
-SMALL_BYTES = 3 << 30  # weights of a target up to which rounds run ahead of what the host has read
 
 
 class Flight(NamedTuple):
@@ -45,8 +44,6 @@ class DeviceRounds:
     def __init__(self, state: PooledState, *, graphs: bool = True, round_type: type[DeviceRound] = DeviceRound) -> None:
         self.state, self.graphs, self.round_type = state, graphs, round_type
         self.auto: DeviceAuto | None = None  # plans the rounds of sequences that leave their budget to it
-        # Of a small model a round is short against what the host does after it, and one in vain is cheap.
-        self.runs_ahead = state.target.num_bytes < SMALL_BYTES
         self._rounds: dict[RoundShape, DeviceRound] = {}
         self._flying: deque[Flight] = deque()  # oldest first
 
@@ -63,7 +60,7 @@ class DeviceRounds:
             self._launch(list(sequences))
         flight = self._flying[0]
         same = len(flight.sequences) == len(sequences) and all(map(operator.is_, flight.sequences, sequences))
-        if same and self.runs_ahead and len(self._flying) == 1:
+        if same and len(self._flying) == 1:
             self._run_ahead(flight)
         report = flight.lane.wait()
         self._flying.popleft()

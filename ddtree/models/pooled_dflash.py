@@ -11,10 +11,10 @@ import torch.nn.functional as F
 
 from ddtree.caches.pooled_rows import TREE, PooledRows, consecutive_rows
 from ddtree.caches.pools import AttentionPool, PageTable
-from ddtree.kernels.fused import rms_norm, swiglu
+from ddtree.kernels.fused import rms_norm
 from ddtree.kernels.qk_rotary import qk_rotary_pooled
 from ddtree.kernels.tree_attention import tree_attention_pooled
-from ddtree.models.pooled_target import add_linear, norm
+from ddtree.models.pooled_target import add_linear, feed_forward, norm_of
 
 
 class PooledDFlash:
@@ -59,10 +59,9 @@ class PooledDFlash:
 
     def _run_layers(self, hidden: torch.Tensor, rows: PooledRows) -> torch.Tensor:
         for index, layer in enumerate(self.model.layers):
-            attended = self._attend(index, norm(layer.input_layernorm, hidden), rows)
+            attended = self._attend(index, rms_norm(hidden, *norm_of(layer.input_layernorm)), rows)
             add_linear(layer.o_proj, attended, hidden)
-            normed = norm(layer.post_attention_layernorm, hidden)
-            add_linear(layer.mlp.down_proj, swiglu(layer.mlp.gate_up_proj(normed)), hidden)
+            feed_forward(layer.mlp, norm_of(layer.post_attention_layernorm), hidden)
         return rms_norm(hidden, self.model.norm.weight, self.config.rms_norm_eps, "plain")
 
     def _attend(self, layer: int, normed: torch.Tensor, rows: PooledRows) -> torch.Tensor:

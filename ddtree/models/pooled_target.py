@@ -20,12 +20,13 @@ from ddtree.kernels.causal_conv import (
     causal_conv_step_pooled,
     causal_conv_tree_pooled,
 )
-from ddtree.kernels.fused import gate_heads, norm_and_gate, rms_norm, swiglu
+from ddtree.kernels.fused import gate_heads, norm_and_gate, rms_norm
 from ddtree.kernels.gated_delta import (
     gated_delta_prefill_pooled,
     gated_delta_step_pooled,
     gated_delta_tree_pooled,
 )
+from ddtree.kernels.linear import Norm, fused_linear
 from ddtree.kernels.qk_rotary import qk_rotary_pooled
 from ddtree.kernels.tree_attention import tree_attention_pooled
 from ddtree.models.gated_attention import GatedAttention
@@ -51,11 +52,6 @@ class PooledTarget:
     def feature_width(self) -> int:
         return len(self.feature_layers) * self.config.hidden_size
 
-    @property
-    def num_bytes(self) -> int:
-        """Of the weights."""
-        return sum(parameter.nbytes for parameter in self.model.parameters())
-
     def __call__(self, rows: PooledRows, features: torch.Tensor | None = None) -> torch.Tensor:
         """Stage `rows` (or commit them: `STEP`, `PREFILL`) -> [R, C] after the final norm.
 
@@ -64,11 +60,11 @@ class PooledTarget:
         hidden = F.embedding(rows.token_ids, self.model.embed_tokens)
         last = len(self.mixers) - 1
         for index, layer in enumerate(self.model.layers):
-            self._mix(self.mixers[index], norm(layer.input_layernorm, hidden), hidden, rows, index)
-            self._feed_forward(layer.mlp, norm(layer.post_attention_layernorm, hidden), hidden)
+            self._mix(self.mixers[index], norm_of(layer.input_layernorm), hidden, rows, index)
+            feed_forward(layer.mlp, norm_of(layer.post_attention_layernorm), hidden)
             if index != last:
                 self._tap(features, index, hidden)
-        hidden = norm(self.model.norm, hidden)
+        hidden = rms_norm(hidden, *norm_of(self.model.norm))
         self._tap(features, last, hidden)  # as transformers: the last one after the final norm
         return hidden
 
@@ -81,26 +77,18 @@ class PooledTarget:
             start = self.feature_layers.index(layer) * hidden.shape[1]
             features[: hidden.shape[0], start : start + hidden.shape[1]].copy_(hidden)
 
-    def _mix(self, mixer: nn.Module, normed: torch.Tensor, hidden: torch.Tensor, rows: PooledRows, layer: int) -> None:
+    def _mix(self, mixer: nn.Module, norm: Norm, hidden: torch.Tensor, rows: PooledRows, layer: int) -> None:
         place = self.pool.places[layer]
         if isinstance(mixer, GatedDeltaNet):
-            mixed = self._recall(mixer, normed, rows, place)
-            add_linear(mixer.out_proj, mixed, hidden)
+            add_linear(mixer.out_proj, self._recall(mixer, norm, hidden, rows, place), hidden)
         else:
-            mixed = self._attend(mixer, normed, rows, place)
-            add_linear(mixer.o_proj, mixed, hidden)
+            add_linear(mixer.o_proj, self._attend(mixer, norm, hidden, rows, place), hidden)
 
-    def _feed_forward(self, mlp: nn.Module, normed: torch.Tensor, hidden: torch.Tensor) -> None:
-        if isinstance(mlp, MoE):
-            hidden.add_(moe_pooled(mlp, normed))
-        else:
-            add_linear(mlp.down_proj, swiglu(mlp.gate_up_proj(normed)), hidden)
-
-    def _attend(self, mixer: nn.Module, normed: torch.Tensor, rows: PooledRows, place: int) -> torch.Tensor:
+    def _attend(self, mixer: nn.Module, norm: Norm, hidden: torch.Tensor, rows: PooledRows, place: int) -> torch.Tensor:
         """[R, C] -> [R, H * D], gated where the family gates."""
         pool, table = self.pool.attention, self.pool.table
         num_heads, head_dim = mixer.num_heads, mixer.head_dim
-        heads = mixer.qkv_proj(normed).view(normed.shape[0], -1, head_dim)
+        heads = linear(mixer.qkv_proj, hidden, norm).view(hidden.shape[0], -1, head_dim)
         query = torch.empty(heads.shape[0], num_heads, head_dim, dtype=heads.dtype, device=heads.device)
         scale, kind, eps = qk_norm(mixer)
         keys, values = pool.key_pages[place], pool.value_pages[place]
@@ -137,20 +125,17 @@ class PooledTarget:
             attended = gate_heads(attended, heads[:, num_heads + 2 * mixer.num_kv_heads :])
         return attended.view(heads.shape[0], -1)
 
-    def _recall(self, mixer: GatedDeltaNet, normed: torch.Tensor, rows: PooledRows, place: int) -> torch.Tensor:
+    def _recall(self, mixer: GatedDeltaNet, norm: Norm, hidden: torch.Tensor, rows: PooledRows, place: int) -> torch.Tensor:
         """[R, C] -> [R, Hv * V]."""
-        pool, shape, num_rows = self.pool.recurrent, mixer.shape, normed.shape[0]
-        if rows.mode == PREFILL:
-            projected = mixer.in_proj(normed)
-        else:
-            projected = pool.inputs[place, :num_rows]
-            torch.mm(normed, mixer.in_proj.weight.t(), out=projected)
+        pool, shape, num_rows = self.pool.recurrent, mixer.shape, hidden.shape[0]
+        staged = None if rows.mode == PREFILL else pool.inputs[place, :num_rows]
+        projected = linear(mixer.in_proj, hidden, norm, out=staged)
         mixed, z, b, a = projected.split(mixer.sizes, dim=-1)
         gates = Gates.of(a, b, mixer.decay_rate, mixer.dt_bias)
         log_decay, beta = gates.log_decay, gates.beta
         state, conv_state = pool.states[place], pool.conv_states[place]
-        out = torch.empty(num_rows, shape.num_value_heads, shape.value_dim, dtype=normed.dtype, device=normed.device)
-        convolved = torch.empty(num_rows, shape.conv_channels, dtype=normed.dtype, device=normed.device)
+        out = torch.empty(num_rows, shape.num_value_heads, shape.value_dim, dtype=hidden.dtype, device=hidden.device)
+        convolved = torch.empty(num_rows, shape.conv_channels, dtype=hidden.dtype, device=hidden.device)
         weight = mixer.conv_weight
         if rows.mode == PREFILL:
             causal_conv_prefill_pooled(mixed, weight, None, conv_state, rows.slots, convolved, gates)
@@ -169,11 +154,11 @@ class PooledTarget:
         return norm_and_gate(out, z.unflatten(-1, out.shape[1:]), mixer.norm, mixer.eps).view(num_rows, -1)
 
 
-def norm(module: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
-    """[R, C] -> [R, C]: the module's norm, of either kind."""
+def norm_of(module: nn.Module) -> Norm:
+    """A norm as the kernels take it, of either kind."""
     if isinstance(module, ZeroCentredRMSNorm):
-        return rms_norm(hidden, module.scale, module.eps, "zero_centred")
-    return rms_norm(hidden, module.weight, module.eps, "plain")
+        return Norm(module.scale, module.eps, "zero_centred")
+    return Norm(module.weight, module.eps, "plain")
 
 
 def qk_norm(mixer: nn.Module) -> tuple[torch.Tensor | None, str | None, float]:
@@ -185,12 +170,24 @@ def qk_norm(mixer: nn.Module) -> tuple[torch.Tensor | None, str | None, float]:
     return None, None, 0.0
 
 
+def linear(module: Linear, hidden: torch.Tensor, norm: Norm, out: torch.Tensor | None = None) -> torch.Tensor:
+    """module(norm(hidden)), in `out` if given."""
+    return fused_linear(hidden, module.weight, bias=module.bias, norm=norm, out=out)
+
+
 def add_linear(module: Linear, rows: torch.Tensor, hidden: torch.Tensor) -> None:
     """hidden += module(rows), the sum inside the product's epilogue."""
-    if module.bias is None:
-        hidden.addmm_(rows, module.weight.t())
-    else:
-        hidden.add_(module(rows))
+    fused_linear(rows, module.weight, bias=module.bias, residual=hidden, out=hidden)
+
+
+def feed_forward(mlp: nn.Module, norm: Norm, hidden: torch.Tensor) -> None:
+    """hidden += mlp(norm(hidden))."""
+    if isinstance(mlp, MoE):
+        hidden.add_(moe_pooled(mlp, rms_norm(hidden, *norm)))
+        return
+    gate_up = mlp.gate_up_proj
+    inner = fused_linear(hidden, gate_up.weight, bias=gate_up.bias, norm=norm, swiglu=True)
+    add_linear(mlp.down_proj, inner, hidden)
 
 
 def mixer_of(layer: nn.Module) -> nn.Module:

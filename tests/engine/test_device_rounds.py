@@ -126,12 +126,12 @@ def test_auto_emits_the_same_and_says_what_it_chose(engines):
     assert "tree budget: 0 " in auto.describe()
 
 
-@pytest.mark.parametrize(("accepted", "best"), [(0.0, 0), (0.5, 15), (1.0, 63)])
+@pytest.mark.parametrize(("accepted", "best"), [(0.0, 0), (0.5, 8), (1.0, 32)])
 def test_auto_takes_the_budget_of_most_tokens_per_second(accepted, best):
-    auto = DeviceAuto(None, {}, block_size=16, max_budget=127)
+    auto = DeviceAuto(None, {}, block_size=16, max_budget=64)
     auto.costs[1, False] = np.array([1.0, 1.10, 1.12, 1.5, 1.6, 3.0])
     promised = np.array([0.0, 1.5, 2.0, 2.5, 3.4, 4.0])
-    sequence = Sequence(0, Request((1,), 50), tree_budget=127)
+    sequence = Sequence(0, Request((1,), 50), tree_budget=64)
     sequence.auto = Belief(promised, accepted, 1.0)
     auto.plan([sequence])
     expected = 1 + accepted * promised
@@ -141,17 +141,17 @@ def test_auto_takes_the_budget_of_most_tokens_per_second(accepted, best):
 
 
 def test_auto_looks_again_after_plain_rounds():
-    auto = DeviceAuto(None, {}, block_size=16, max_budget=15)
+    auto = DeviceAuto(None, {}, block_size=16, max_budget=8)
     auto.costs[1, False] = np.array([1.0, 1.3, 1.6])
-    sequence = Sequence(0, Request((1,), 500), tree_budget=15)
+    sequence = Sequence(0, Request((1,), 500), tree_budget=8)
     sequence.auto = Belief(np.zeros(3), 0.0, 1.0)
     budgets = []
     for _ in range(2 * PROBE_EVERY + 2):
         auto.plan([sequence])
         budgets.append(sequence.tree_budget)
         sequence.auto.num_plain = 0 if sequence.tree_budget else sequence.auto.num_plain + 1
-    assert budgets.count(7) == 1 + (len(budgets) - PROBE_EVERY - 1) // (PROBE_EVERY + 1)
-    assert budgets.count(0) == len(budgets) - budgets.count(7)
+    assert budgets.count(4) == 1 + (len(budgets) - PROBE_EVERY - 1) // (PROBE_EVERY + 1)
+    assert budgets.count(0) == len(budgets) - budgets.count(4)
 
 
 def test_what_a_tree_promises_at_other_budgets():

@@ -62,19 +62,26 @@ def unit_lower_solve(lower, right, SIZE: tl.constexpr, DIAGONAL: tl.constexpr):
     that a block needs changes any more once the blocks before it are.
     """
     if SIZE <= DIAGONAL:
-        return _apply(_inverse(tl.reshape(lower, (1, SIZE, SIZE)), SIZE), right, SIZE, SIZE)
-    COUNT: tl.constexpr = SIZE // DIAGONAL
-    block = tl.arange(0, COUNT)
-    on_diagonal = block[:, None, None, None] == block[None, None, :, None]
-    small = tl.sum(tl.where(on_diagonal, tl.reshape(lower, (COUNT, DIAGONAL, COUNT, DIAGONAL)), 0.0), axis=2)
-    inverses = _inverse(small, DIAGONAL)
-    row, column = tl.arange(0, SIZE)[:, None], tl.arange(0, SIZE)[None, :]
-    off = tl.where(row // DIAGONAL != column // DIAGONAL, lower, 0.0)
-    solution = _apply(inverses, right, SIZE, DIAGONAL)
-    for _ in tl.static_range(COUNT - 1):
-        rest = right - tl.dot(off, solution, input_precision="tf32x3")
-        solution = _apply(inverses, rest, SIZE, DIAGONAL)
+        solution = _apply(_inverse(tl.reshape(lower, (1, SIZE, SIZE)), SIZE), right, SIZE, SIZE)
+    else:
+        COUNT: tl.constexpr = SIZE // DIAGONAL
+        block = tl.arange(0, COUNT)
+        on_diagonal = block[:, None, None, None] == block[None, None, :, None]
+        small = tl.sum(tl.where(on_diagonal, tl.reshape(lower, (COUNT, DIAGONAL, COUNT, DIAGONAL)), 0.0), axis=2)
+        inverses = _inverse(small, DIAGONAL)
+        row, column = tl.arange(0, SIZE)[:, None], tl.arange(0, SIZE)[None, :]
+        off = tl.where(row // DIAGONAL != column // DIAGONAL, lower, 0.0)
+        solution = _apply(inverses, right, SIZE, DIAGONAL)
+        for _ in tl.static_range(COUNT - 1):
+            rest = right - tl.dot(off, solution, input_precision="tf32x3")
+            solution = _apply(inverses, rest, SIZE, DIAGONAL)
     return solution
+
+
+@triton.jit
+def unit_lower_inverse(lower, SIZE: tl.constexpr):
+    """(I + lower)^-1 [n, n], `lower` being 0 on and above the diagonal; n = SIZE = 16 or 32."""
+    return tl.reshape(_inverse(tl.reshape(lower, (1, SIZE, SIZE)), SIZE), (SIZE, SIZE))
 
 
 @triton.jit

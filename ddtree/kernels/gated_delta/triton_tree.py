@@ -1,8 +1,9 @@
 """The gated delta rule of whole draft trees in one launch: the closed form, blocked (design.md §3).
 
-A program owns one sequence, one value head and a tile of the value dim: it holds that part of the committed state
-and solves its rows block by block. What a block needs of earlier ones (solved rows, log decays) it reads back from
-the staged buffers, where it has put them itself.
+A program owns one block of rows of one sequence, one value head and a tile of the value dim. What does not depend on
+earlier blocks (norms, decays, what the state holds at its keys and queries, the inverse of its own system) all programs
+compute at once; then block after block takes in the solved rows of those before it. They wait for one another by
+counters: blocks are the slowest axis of the grid, programs start in its order, so whoever is waited for runs already.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ddtree.kernels.gated_delta.triton_block import (
     dot_matrix,
     dot_rows,
     inverse_norms,
-    unit_lower_solve,
+    unit_lower_inverse,
 )
 
 
@@ -31,17 +32,36 @@ class TreeTiles:
     values: int  # of the value dim, per program
     num_warps: int
     num_stages: int
-    diagonal: int = 32  # of the rows solved at once, what is inverted at once
 
 
 def tiles_for(max_rows: int, dtype: torch.dtype) -> TreeTiles:
     """By the most rows of a sequence; `benchmarks/kernels/gated_delta.py --sweep` measures the alternatives."""
     if dtype == torch.float32:  # twice the shared memory, of which some cards have 99 KB a block
         return TreeTiles(16, 32, 32, 4, 1)
-    # More columns than rows: Triton then gives each warp columns of its own, and holds no operand twice.
-    if max_rows <= 16:
+    # Measured on an H200 (docs/log.md); a block of more rows costs more than the blocks that it saves.
+    if max_rows <= 96:
         return TreeTiles(16, 32, 64, 4, 1)
-    return TreeTiles(32, 32 if max_rows <= 32 else 64, 64, 8, 1)
+    return TreeTiles(16, 32, 128, 4, 1)
+
+
+
+_counters: dict[torch.device, torch.Tensor] = {}
+
+
+def counters_for(device: torch.device, count: int) -> torch.Tensor:
+    """At least `count` int32 zeros that the launches of a device share, one launch after another; each leaves zeros behind.
+
+    Never freed, as captured graphs keep their address: a larger one takes over, the smaller one stays.
+    """
+    if device not in _counters or len(_counters[device]) < count:
+        _kept.append(_counters.get(device))
+        size = max(count, 16384)
+        with torch.inference_mode(False):
+            _counters[device] = torch.zeros(size, dtype=torch.int32, device=device)
+    return _counters[device]
+
+
+_kept: list = []
 
 
 def tree(
@@ -51,9 +71,11 @@ def tree(
     """Arguments as in `pooled.gated_delta_tree_pooled`."""
     tiles = tiles or tiles_for(max_rows, mixed.dtype)
     value_tile = min(tiles.values, max(16, triton.next_power_of_2(shape.value_dim)))
-    grid = (triton.cdiv(shape.value_dim, value_tile), shape.num_value_heads, slots.shape[0])
+    num_tiles, num_heads = triton.cdiv(shape.value_dim, value_tile), shape.num_value_heads * slots.shape[0]
+    grid = (num_tiles, num_heads, triton.cdiv(max_rows, tiles.rows))
     _tree_kernel[grid](
         mixed, log_decay, beta, ancestor_mask, states, slots, starts, row_slots, out, keys, solved, log_decays,
+        counters_for(mixed.device, 2 * num_tiles * num_heads),
         mixed.stride(0),
         0 if ancestor_mask is None else ancestor_mask.stride(0),
         shape.key_dim**-0.5,
@@ -65,8 +87,7 @@ def tree(
         VALUE_TILE=value_tile,
         ROWS=tiles.rows,
         OTHER_ROWS=tiles.other_rows,
-        SUMMED_ROWS=min(256, max(16, triton.next_power_of_2(max_rows))),
-        DIAGONAL=min(tiles.diagonal, tiles.rows),
+        SUMMED_ROWS=min(64, max(16, triton.next_power_of_2(max_rows))),
         CAUSAL=ancestor_mask is None,
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
@@ -76,15 +97,16 @@ def tree(
 @triton.jit
 def _tree_kernel(
     mixed, log_decay, beta, ancestor_mask, states, slots, starts, row_slots, out, keys, solved, log_decays,
-    mixed_stride, mask_stride, scale,
+    counters, mixed_stride, mask_stride, scale,
     KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
     KEY_TILE: tl.constexpr, VALUE_TILE: tl.constexpr, ROWS: tl.constexpr, OTHER_ROWS: tl.constexpr,
-    SUMMED_ROWS: tl.constexpr, DIAGONAL: tl.constexpr, CAUSAL: tl.constexpr,
+    SUMMED_ROWS: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
-    tile, head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    tile, head, sequence = tl.program_id(0), tl.program_id(1) % VALUE_HEADS, tl.program_id(1) // VALUE_HEADS
+    start = tl.program_id(2) * ROWS
     first = tl.load(starts + sequence).to(tl.int64)
     num_rows = (tl.load(starts + sequence + 1) - first).to(tl.int32)
-    if num_rows <= 0:
+    if num_rows <= start:
         return
     slot = tl.load(slots + sequence).to(tl.int64)
     key_head = head // (VALUE_HEADS // KEY_HEADS)
@@ -112,87 +134,109 @@ def _tree_kernel(
         other=0.0,
     )
 
-    for start in range(0, num_rows, ROWS):
-        rows = start + tl.arange(0, ROWS)
-        inside = rows < num_rows
-        present = inside
-        if row_slots is not None:
-            present &= tl.load(row_slots + first + rows, mask=inside, other=-1) >= 0
-        row_keys = present[:, None] & in_key[None, :]
-        row_values = present[:, None] & in_value[None, :]
-        written_values = inside[:, None] & in_value[None, :]
-        query = tl.load(queries + rows[:, None] * mixed_stride + along_key[None, :], mask=row_keys, other=0.0)
-        key = tl.load(raw_keys + rows[:, None] * mixed_stride + along_key[None, :], mask=row_keys, other=0.0)
-        value = tl.load(values + rows[:, None] * mixed_stride + along_value[None, :], mask=row_values, other=0.0)
-        strength = tl.load(beta + rows * VALUE_HEADS, mask=present, other=0.0).to(tl.float32)
+    rows = start + tl.arange(0, ROWS)
+    inside = rows < num_rows
+    present = inside
+    if row_slots is not None:
+        present &= tl.load(row_slots + first + rows, mask=inside, other=-1) >= 0
+    row_keys = present[:, None] & in_key[None, :]
+    row_values = present[:, None] & in_value[None, :]
+    written_values = inside[:, None] & in_value[None, :]
+    query = tl.load(queries + rows[:, None] * mixed_stride + along_key[None, :], mask=row_keys, other=0.0)
+    key = tl.load(raw_keys + rows[:, None] * mixed_stride + along_key[None, :], mask=row_keys, other=0.0)
+    value = tl.load(values + rows[:, None] * mixed_stride + along_value[None, :], mask=row_values, other=0.0)
+    strength = tl.load(beta + rows * VALUE_HEADS, mask=present, other=0.0).to(tl.float32)
+    if CAUSAL:
+        own = (rows[None, :] <= rows[:, None]) & (present[:, None] & present[None, :])
+    else:
+        own = _related(ancestor_mask, mask_stride, rows, rows, present, present)
+
+    sums = tl.zeros([ROWS], tl.float64)
+    for other in range(0, tl.minimum(start + ROWS, num_rows), SUMMED_ROWS):
+        columns = other + tl.arange(0, SUMMED_ROWS)
+        there = columns < num_rows
         if CAUSAL:
-            own = (rows[None, :] <= rows[:, None]) & (present[:, None] & present[None, :])
+            related = (columns[None, :] <= rows[:, None]) & (present[:, None] & there[None, :])
         else:
-            own = _related(ancestor_mask, mask_stride, rows, rows, present, present)
-        query_norm, key_norm = inverse_norms(query), inverse_norms(key)
-        if (tile == 0) & (head % (VALUE_HEADS // KEY_HEADS) == 0):
-            unit_key = key.to(tl.float32) * key_norm[:, None]
-            written_keys = inside[:, None] & in_key[None, :]
-            tl.store(keys + rows[:, None] * (KEY_HEADS * KEY_DIM) + along_key[None, :], unit_key, mask=written_keys)
+            related = _related(ancestor_mask, mask_stride, rows, columns, present, there)
+        terms = tl.load(log_decay + columns * VALUE_HEADS, mask=there, other=0.0).to(tl.float64)
+        sums += tl.sum(tl.where(related, terms[None, :], 0.0), axis=1)
+    tl.store(log_decays + rows * VALUE_HEADS, sums, mask=inside)
+    alone = num_rows <= ROWS
+    summed = counters + 2 * ((sequence * VALUE_HEADS + head) * tl.num_programs(0) + tile)
+    done = summed + 1
+    if not alone:
+        tl.debug_barrier()  # all threads have stored before one of them says so
+        tl.atomic_add(summed, 1, sem="release")
 
-        sums = tl.zeros([ROWS], tl.float64)
-        for other in range(0, tl.minimum(start + ROWS, num_rows), SUMMED_ROWS):
-            columns = other + tl.arange(0, SUMMED_ROWS)
-            there = columns < num_rows
-            if CAUSAL:
-                related = (columns[None, :] <= rows[:, None]) & (present[:, None] & there[None, :])
-            else:
-                related = _related(ancestor_mask, mask_stride, rows, columns, present, there)
-            terms = tl.load(log_decay + columns * VALUE_HEADS, mask=there, other=0.0).to(tl.float64)
-            sums += tl.sum(tl.where(related, terms[None, :], 0.0), axis=1)
-        tl.store(log_decays + rows * VALUE_HEADS, sums, mask=inside)
+    # What the state holds at the keys and at the queries; the block's own system, inverted.
+    query_norm, key_norm = inverse_norms(query), inverse_norms(key)
+    if (tile == 0) & (head % (VALUE_HEADS // KEY_HEADS) == 0):
+        unit_key = key.to(tl.float32) * key_norm[:, None]
+        written_keys = inside[:, None] & in_key[None, :]
+        tl.store(keys + rows[:, None] * (KEY_HEADS * KEY_DIM) + along_key[None, :], unit_key, mask=written_keys)
+    from_state = tl.exp(sums.to(tl.float32))
+    by_key = dot_matrix(key, state, tl.zeros([ROWS, VALUE_TILE], tl.float32)) * from_state[:, None]
+    by_query = dot_matrix(query, state, tl.zeros([ROWS, VALUE_TILE], tl.float32)) * from_state[:, None]
+    own_weights = decay_between(sums, sums, own) * key_norm[None, :]
+    strict = rows[None, :] < rows[:, None]
+    system = tl.where(strict, dot_rows(key, key) * own_weights * (strength * key_norm)[:, None], 0.0)
+    inverse = unit_lower_inverse(system, ROWS)
+    own_queries = dot_rows(query, key) * own_weights
 
-        # What the path so far, hence first of all the state, holds at the keys and at the queries.
-        from_state = tl.exp(sums.to(tl.float32))
-        by_key = dot_matrix(key, state, tl.zeros([ROWS, VALUE_TILE], tl.float32)) * from_state[:, None]
-        by_query = dot_matrix(query, state, tl.zeros([ROWS, VALUE_TILE], tl.float32)) * from_state[:, None]
-        for other in range(0, start, OTHER_ROWS):
-            columns = other + tl.arange(0, OTHER_ROWS)
-            there = columns < start  # the rest is not solved yet
-            if CAUSAL:
-                related = present[:, None] & there[None, :]
-            else:
-                related = _related(ancestor_mask, mask_stride, rows, columns, present, there)
-            other_key = tl.load(
-                raw_keys + columns[:, None] * mixed_stride + along_key[None, :],
-                mask=there[:, None] & in_key[None, :],
-                other=0.0,
-            )
-            other_solved = tl.load(
-                solved + columns[:, None] * (VALUE_HEADS * VALUE_DIM) + along_value[None, :],
-                mask=there[:, None] & in_value[None, :],
-                other=0.0,
-            )
-            other_sums = tl.load(log_decays + columns * VALUE_HEADS, mask=there, other=0.0)
-            weights = decay_between(sums, other_sums, related) * inverse_norms(other_key)[None, :]
-            # By selection: padding among the columns may be NaN.
-            from_keys = tl.where(related, dot_rows(key, other_key) * weights, 0.0)
-            from_queries = tl.where(related, dot_rows(query, other_key) * weights, 0.0)
-            by_key = tl.dot(from_keys, other_solved, by_key, input_precision="tf32x3")
-            by_query = tl.dot(from_queries, other_solved, by_query, input_precision="tf32x3")
-
-        weights = decay_between(sums, sums, own) * key_norm[None, :]
-        strict = rows[None, :] < rows[:, None]
-        row_factor = (strength * key_norm)[:, None]
-        system = tl.where(strict, dot_rows(key, key) * weights * row_factor, 0.0)
-        right_side = strength[:, None] * (value.to(tl.float32) - key_norm[:, None] * by_key)
-        solution = unit_lower_solve(system, right_side, ROWS, DIAGONAL)
-        tl.store(
-            solved + rows[:, None] * (VALUE_HEADS * VALUE_DIM) + along_value[None, :], solution, mask=written_values
+    for other in range(0, start, OTHER_ROWS):
+        columns = other + tl.arange(0, OTHER_ROWS)
+        there = columns < start
+        blocks = tl.cdiv(tl.minimum(other + OTHER_ROWS, start), ROWS)
+        while tl.atomic_add(summed, 0, sem="acquire") < blocks:
+            pass
+        tl.debug_barrier()
+        if CAUSAL:
+            related = present[:, None] & there[None, :]
+        else:
+            related = _related(ancestor_mask, mask_stride, rows, columns, present, there)
+        other_key = tl.load(
+            raw_keys + columns[:, None] * mixed_stride + along_key[None, :],
+            mask=there[:, None] & in_key[None, :],
+            other=0.0,
         )
-        by_query = tl.dot(dot_rows(query, key) * weights, solution, by_query, input_precision="tf32x3")
-        result = by_query * (scale * query_norm)[:, None]
-        tl.store(
-            out + rows[:, None] * (VALUE_HEADS * VALUE_DIM) + along_value[None, :],
-            result.to(out.dtype.element_ty),
-            mask=written_values,
+        other_sums = tl.load(log_decays + columns * VALUE_HEADS, mask=there, other=0.0, cache_modifier=".cg")
+        weights = decay_between(sums, other_sums, related) * inverse_norms(other_key)[None, :]
+        # By selection: padding among the columns may be NaN.
+        from_keys = tl.where(related, dot_rows(key, other_key) * weights, 0.0)
+        from_queries = tl.where(related, dot_rows(query, other_key) * weights, 0.0)
+        while tl.atomic_add(done, 0, sem="acquire") < blocks:
+            pass
+        tl.debug_barrier()
+        other_solved = tl.load(
+            solved + columns[:, None] * (VALUE_HEADS * VALUE_DIM) + along_value[None, :],
+            mask=there[:, None] & in_value[None, :],
+            other=0.0,
+            cache_modifier=".cg",
         )
-        tl.debug_barrier()  # later blocks read what this one has stored, by other threads
+        by_key = tl.dot(from_keys, other_solved, by_key, input_precision="tf32x3")
+        by_query = tl.dot(from_queries, other_solved, by_query, input_precision="tf32x3")
+
+    right_side = strength[:, None] * (value.to(tl.float32) - key_norm[:, None] * by_key)
+    solution = tl.dot(inverse, right_side, input_precision="tf32x3")
+    tl.store(
+        solved + rows[:, None] * (VALUE_HEADS * VALUE_DIM) + along_value[None, :], solution, mask=written_values
+    )
+    if not alone:
+        if start + ROWS < num_rows:
+            tl.debug_barrier()
+            tl.atomic_add(done, 1, sem="release")
+        else:
+            # Nobody waits any more: all blocks before this one have said that they are done.
+            tl.store(summed, 0)
+            tl.store(done, 0)
+    by_query = tl.dot(own_queries, solution, by_query, input_precision="tf32x3")
+    result = by_query * (scale * query_norm)[:, None]
+    tl.store(
+        out + rows[:, None] * (VALUE_HEADS * VALUE_DIM) + along_value[None, :],
+        result.to(out.dtype.element_ty),
+        mask=written_values,
+    )
 
 
 @triton.jit
