@@ -33,7 +33,7 @@ def commit():
 
 
 def launches():
-    for num_rows in (1, 4, 64):
+    for num_rows in (1, 4, 64, 1025):
         yield f"27B tree of {num_rows}", attention(24, 4, 256, num_rows, BFLOAT16, tree=True)
     yield "27B prefill", attention(24, 4, 256, 2048, BFLOAT16)
     yield "drafter block", attention(32, 8, 128, 16, BFLOAT16, bidirectional=True, window=2048)

@@ -49,6 +49,19 @@ def _count_nodes(mask, start, num_rows, stride_mask, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
+def _clear(
+    out, tile, start, num_rows, kv_head, stride_out,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Write zeros for a tile of pairs."""
+    pair, dim = tile * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
+    row, head = pair // GROUP, kv_head * GROUP + pair % GROUP
+    place = ((start + row).to(tl.int64) * stride_out + head * HEAD_DIM)[:, None] + dim[None, :]
+    there = (row < num_rows)[:, None] & (dim < HEAD_DIM)[None, :]
+    tl.store(out + place, tl.zeros([BLOCK_M, BLOCK_D], out.dtype.element_ty), mask=there)
+
+
+@triton.jit
 def _visible(
     mask, rows, live, place, start, num_rows, context_length, window, stride_mask,
     BLOCK_M: tl.constexpr, BLOCK_T: tl.constexpr, TREE: tl.constexpr, BIDIRECTIONAL: tl.constexpr, WINDOWED: tl.constexpr,
@@ -92,20 +105,12 @@ def _attend_kernel(
     slot = tl.load(slots + sequence)
     if (tile * BLOCK_M >= num_rows * GROUP) | (slot < 0):
         return
-    pairs = tile * BLOCK_M + tl.arange(0, BLOCK_M)
-    rows = pairs // GROUP
-    heads = kv_head * GROUP + pairs % GROUP
-    dim = tl.arange(0, BLOCK_D)
-    inside = (dim < HEAD_DIM)[None, :]
-    packed = (start + rows).to(tl.int64)
     num_nodes = num_rows
     if TREE:
         num_nodes = _count_nodes(mask, start, num_rows, stride_mask, BLOCK_N)
         if tile * BLOCK_M >= num_nodes * GROUP:
             if NUM_SPLITS == 1:
-                nothing = tl.zeros([BLOCK_M, BLOCK_D], out.dtype.element_ty)
-                place_out = (packed * stride_out + heads * HEAD_DIM)[:, None] + dim[None, :]
-                tl.store(out + place_out, nothing, mask=(rows < num_rows)[:, None] & inside)
+                _clear(out, tile, start, num_rows, kv_head, stride_out, GROUP, HEAD_DIM, BLOCK_M, BLOCK_D)
             return
     context_length = tl.load(context_lengths + slot)
     first_tile, end, shared_end, share = _reach(
@@ -116,6 +121,12 @@ def _attend_kernel(
     high = tl.minimum(low + share, tl.cdiv(end, BLOCK_T))
     if low >= high:
         return  # the combining kernel knows how many splits there are
+    pairs = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    rows = pairs // GROUP
+    heads = kv_head * GROUP + pairs % GROUP
+    dim = tl.arange(0, BLOCK_D)
+    inside = (dim < HEAD_DIM)[None, :]
+    packed = (start + rows).to(tl.int64)
     live = rows < num_nodes
     stored = live[:, None] & inside
     rows_query = tl.load(
