@@ -111,7 +111,7 @@ def render_page(result: dict, picture: str) -> str:
 <style>
 body {{ font: 15px/1.45 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #222; }}
 svg {{ max-width: 100%; height: auto; }} .scroller {{ overflow-x: auto; }} p, li {{ overflow-wrap: anywhere; }}
-table {{ border-collapse: collapse; }} td, th {{ padding: .25rem .8rem; text-align: right; border-bottom: 1px solid #ddd; }}
+table {{ border-collapse: collapse; }} td, th {{ padding: .25rem .8rem; text-align: right; white-space: nowrap; border-bottom: 1px solid #ddd; }}
 pre {{ overflow: auto; max-height: 30rem; background: #f6f6f6; padding: 1rem; }}
 </style></head><body><main>
 <h1>ddtree bench: {html.escape(result["model"])}</h1>

@@ -73,7 +73,7 @@ def _answer(console, args, engine, tokenizer: Tokenizer, budget: int, messages: 
         console.print(f"{error}; /reset starts anew", style="red", markup=False)
         return messages
     if turn.stats:
-        console.print(summary(turn), style="dim", markup=False)
+        console.print(summary(turn), style="dim", markup=False, soft_wrap=True)
     else:
         console.print("(stopped)", style="dim", markup=False)
     return [*asked, reply.message()]
