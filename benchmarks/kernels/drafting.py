@@ -21,6 +21,8 @@ from functools import cache
 import torch
 
 from ddtree.kernels.sample import (
+    choose_filtered_pooled,
+    choose_filtered_pooled_reference,
     choose_pooled,
     choose_pooled_reference,
     streams_pooled,
@@ -199,6 +201,21 @@ def time_choose(rows: int, temperature: float, vocab_size: int, repeats: int) ->
     return replayed([lambda x=x: choose_pooled(x, temperatures, streams) for x in sets], repeats)
 
 
+def time_choose_filtered(rows: int, temperature: float, vocab_size: int, repeats: int) -> dict:
+    """Top-p 0.95, every other row top-k 20 as well; at high temperatures rows keep more than the kernel lists."""
+    sets = logit_sets(rows, vocab_size, 4)
+    temperatures = torch.full((rows,), temperature, device=DEVICE)
+    streams = torch.arange(rows, dtype=torch.int64, device=DEVICE) * 0x123456789
+    top_ks = torch.tensor([0, 20], dtype=torch.int32, device=DEVICE).repeat(rows // 2)
+    top_ps = torch.full((rows,), 0.95, dtype=torch.float64, device=DEVICE)
+    columns = (temperatures, streams, top_ks, top_ps, torch.zeros_like(top_ps))
+    few = [column[:8].cpu() for column in columns]
+    expected = choose_filtered_pooled_reference(sets[0][:8].cpu(), *few)
+    found = choose_filtered_pooled(sets[0], *columns)[:8].cpu()
+    check(torch.equal(found, expected), f"choose with filters, temperature {temperature}")
+    return replayed([lambda x=x: choose_filtered_pooled(x, *columns) for x in sets], repeats)
+
+
 @contextmanager
 def settings(module, **values):
     """Module constants changed for a while."""
@@ -275,6 +292,9 @@ def main() -> None:
     for rows, temperature in ((16, 0.0), (64, 0.0), (16, 0.8), (64, 0.8), (128, 0.8)):
         timing = time_choose(rows, temperature, vocab_size, repeats)
         note(f"choose {rows} rows, temperature {temperature}", timing, rows * logits_bytes)
+    for rows, temperature in ((16, 0.8), (64, 0.8), (64, 3.0)):
+        timing = time_choose_filtered(rows, temperature, vocab_size, repeats)
+        note(f"choose {rows} rows, filters, temperature {temperature}", timing, rows * logits_bytes)
     swept = sweep(vocab_size, max(5, repeats // 3)) if options.sweep else []
     facts = {"card": torch.cuda.get_device_name(), "torch": torch.__version__, "copy_bytes_per_s": bandwidth}
     print(json.dumps(facts | {"vocab_size": vocab_size, "results": results, "sweep": swept}))

@@ -53,7 +53,7 @@ def choose_pooled(logits: torch.Tensor, temperatures: torch.Tensor, streams: tor
     if logits.is_cuda:
         from ddtree.kernels.sample.triton import choose_pooled_triton
 
-        return choose_pooled_triton(logits, temperatures, streams)
+        return choose_pooled_triton(logits, temperatures.contiguous(), streams.contiguous())
     return choose_pooled_reference(logits, temperatures, streams)
 
 
@@ -85,7 +85,7 @@ def choose_filtered_pooled(
         from ddtree.kernels.sample.triton_filtered import choose_filtered_pooled_triton as choose
     else:
         choose = choose_filtered_pooled_reference
-    return choose(logits, temperatures, streams, top_ks, top_ps, min_ps)
+    return choose(logits, *(column.contiguous() for column in (temperatures, streams, top_ks, top_ps, min_ps)))
 
 
 def rank_scores_pooled(
@@ -101,7 +101,7 @@ def rank_scores_pooled(
     if logits.is_cuda:
         from ddtree.kernels.sample.triton import rank_scores_pooled_triton
 
-        return rank_scores_pooled_triton(logits, temperatures, streams)
+        return rank_scores_pooled_triton(logits, temperatures.contiguous(), streams.contiguous())
     return rank_scores_pooled_reference(logits, temperatures, streams)
 
 

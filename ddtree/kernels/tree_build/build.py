@@ -58,7 +58,8 @@ def build_ddtree_pooled(
         from ddtree.kernels.tree_build.triton import build_ddtree_pooled_triton as build
     else:
         build = build_ddtree_pooled_reference
-    build(root_tokens, token_ids, log_probs, budgets, num_depths, max_budget, slots, context_lengths, trees)
+    before, after = (root_tokens, token_ids, log_probs, budgets, num_depths), (slots, context_lengths)
+    build(*(t.contiguous() for t in before), max_budget, *(t.contiguous() for t in after), trees)
     return trees
 
 

@@ -324,7 +324,7 @@ def build_ddtree_pooled_triton(
     num_pairs = len(scratch.pairs)
     warps, mine, others = next(shape[1:] for shape in SHAPES if num_pairs <= shape[0])
     _grow_kernel[(num_sequences,)](
-        root_tokens.contiguous(), token_ids.contiguous(), log_probs.contiguous(), budgets, num_depths,
+        root_tokens, token_ids, log_probs, budgets, num_depths,
         trees.starts, trees.counts, trees.token_ids, trees.parents, trees.depths, trees.scores,
         *scratch, trees.num_rows, max_budget, depths, width,
         LEVELS=trees.max_depths + 1, BLOCK=scratch.bests.shape[-1], PAIRS=num_pairs, MINE=mine, OTHERS=others,
