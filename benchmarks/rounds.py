@@ -246,6 +246,15 @@ def copy_bandwidth(device: torch.device) -> float:
     return 2 * source.nbytes / (statistics.median(times) / 1000)
 
 
+def matrix_rate(device: torch.device) -> float:
+    """Floating-point operations per second of a large bf16 product of random values."""
+    if device.type != "cuda":
+        return float("nan")
+    left, right = (torch.randn(8192, 8192, dtype=torch.bfloat16, device=device) for _ in range(2))
+    times = Timer(device).times(lambda: left @ right, 10)
+    return 2 * 8192**3 / (statistics.median(times) / 1000)
+
+
 def main() -> int:
     numbers = lambda text: [int(part) for part in text.split(",")]  # noqa: E731
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -276,6 +285,9 @@ def main() -> int:
         "command": "python -m benchmarks.rounds " + " ".join(sys.argv[1:]),
         "acceptance": f"synthetic: the drafter's rank r with probability a (1 - a)^r, a by depth {list(ACCURACIES)}",
         "copy_bytes_per_s": bandwidth,
+        "matrix_flops_per_s": matrix_rate(bench.device),
+        "weight_bytes": {"target": plain_bytes, "drafter": draft_bytes, "head": head},
+        "block_size": bench.drafter.config.block_size,
         "floor_ms": {"plain": 1000 * plain_bytes / bandwidth, "round": 1000 * (plain_bytes + draft_bytes + head) / bandwidth},
         "model_made_s": round(bench.made_s, 1),
     }

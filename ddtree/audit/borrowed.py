@@ -12,12 +12,14 @@ from ddtree.engine.request import Request
 @contextmanager
 def drafting_with(engine, drafter):
     """The engine with another drafter; its own where `drafter` is None."""
-    own = engine.drafter
-    engine.drafter = own if drafter is None else drafter
+    own, rounds = engine.drafter, engine.device_rounds
+    if drafter is not None:
+        # Rounds on the device draft with the drafter that they were captured with.
+        engine.drafter, engine.device_rounds = drafter, None
     try:
         yield
     finally:
-        engine.drafter = own
+        engine.drafter, engine.device_rounds = own, rounds
 
 
 @contextmanager

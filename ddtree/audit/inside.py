@@ -15,6 +15,7 @@ from ddtree.audit.findings import FAULTY
 from ddtree.audit.guided import guided
 from ddtree.audit.localise import Inspector
 from ddtree.audit.prompts import RAW, Prompt
+from ddtree.engine.pooled import without_pools
 from ddtree.engine.request import Request
 
 INSPECTED_PROMPTS = 2
@@ -30,12 +31,14 @@ class Inside:
 
     def __init__(self, audit) -> None:
         self.audit = audit
+        # Pools hold all sequences at once; what one layer remembers of one is looked at in caches of its own.
+        self.engine = without_pools(audit.engine)
         self.inspections = []  # (prompt id, Inspection), for the report
 
     def inspect(self, prompt: Prompt, requests: Sequence[Request], drafter, most_rounds: int):
         """Watch `requests` side by side; the faults are booked under `prompt`."""
         audit, result = self.audit, self.audit.result
-        found = Inspector(audit.engine, audit.noise.limit if audit.noise else 0.0).run(requests, drafter, most_rounds)
+        found = Inspector(self.engine, audit.noise.limit if audit.noise else 0.0).run(requests, drafter, most_rounds)
         result.rounds_inspected += found.num_rounds
         if result.drafter_rounds is not None:
             drafted = [record.drafted for record in found.records if record.drafted is not None]
@@ -50,7 +53,7 @@ class Inside:
         if not self._budget or not prompts:
             return
         first, last = self._chosen(prompts)[0], self._chosen(prompts)[-1]
-        if self.audit.engine.drafter is not None:
+        if self.engine.drafter is not None:
             self._look([first], long_paths=False)
         self._look([first])
         # In chunks, so that a chunk's boundary is looked at without a prompt of that length.
@@ -91,7 +94,7 @@ class Inside:
                 return
             scripts = [[*request.prompt_token_ids, *answer] for request, answer in zip(requests, plain, strict=True)]
             drafter = self.long_paths(scripts, len(requests))
-        with limited(audit.engine, prefill_chunk=chunk or audit.engine.config.prefill_chunk):
+        with limited(self.engine, prefill_chunk=chunk or self.engine.config.prefill_chunk):
             self.inspect(prompts[0], requests, drafter, min(rounds, audit.plan.rounds))
 
     def _long_prompt(self) -> tuple[Prompt, Request]:
@@ -107,7 +110,7 @@ class Inside:
     def long_paths(self, scripts: list[list[int]], seed: int):
         """A drafter whose paths are long. A real one's model goes along: its features after such paths are looked at too,
         which by its own guesses it may never reach. One that is known to be faulty would only hide what comes after it."""
-        engine = self.audit.engine
+        engine = self.engine
         faulty = self.audit.result.drafter == FAULTY
         if not faulty and DrafterAudit.of(engine.drafter, engine.target) is not None:
             return guided(engine.drafter, scripts, engine.vocab_size)

@@ -300,7 +300,7 @@ class Audit:
                 self._book(prompt, request, plain, tokens, position, name, drafter, requests)
 
     def _check_drafter_config(self) -> None:
-        audit = DrafterAudit.of(self.engine.drafter, self.engine.target)
+        audit = DrafterAudit.of(self.inside.engine.drafter, self.inside.engine.target)
         for fault in audit.config_faults() if audit is not None else ():
             self.result.add(fault)
 

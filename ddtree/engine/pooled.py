@@ -6,11 +6,14 @@ from dataclasses import replace
 
 from ddtree.engine.config import EngineConfig
 from ddtree.engine.device_rounds import BUDGETS, DeviceRounds
+from ddtree.engine.drafter import Drafter
 from ddtree.engine.engine import Engine
 from ddtree.engine.free_memory import free_memory
 from ddtree.engine.graph_actors import GraphDrafter, GraphTarget
 from ddtree.engine.pooled_state import PooledState
+from ddtree.engine.target import Target
 
+LEAST_SLOTS = 2  # so that an audit may look at two requests side by side
 LEAST_ROWS = 128  # that a round may stage even where trees are small, so that several sequences fit into one
 
 
@@ -31,13 +34,23 @@ def pooled_engine(
     most_nodes = 1 + (config.max_tree_budget if drafter_model is not None else 0)
     max_rows = max(most_nodes, max_rows)
     tokens = config.max_running * config.max_context if num_tokens is None else num_tokens
-    state = PooledState(model, drafter_model, config.max_running, tokens, config.max_context, max_rows)
+    slots = max(config.max_running, LEAST_SLOTS)
+    state = PooledState(model, drafter_model, slots, tokens, config.max_context, max_rows)
     config = replace(config, max_rows=min(config.max_rows or max_rows, max_rows))
     buckets = tuple(sorted({1 + budget for budget in BUDGETS if budget < max_rows} | {max_rows}))
     drafter = GraphDrafter(state, graphs=graphs) if drafter_model is not None else None
     engine = Engine(GraphTarget(state, buckets, graphs=graphs), drafter, config, model.config.vocab_size)
     engine.device_rounds = DeviceRounds(state, graphs=graphs)
     return engine
+
+
+def without_pools(engine: Engine) -> Engine:
+    """The same models over per-sequence caches, whose layers can be looked into; the engine itself if it has no pools."""
+    if engine.device_rounds is None:
+        return engine
+    model, layers = engine.target.model, engine.target.feature_layers
+    drafter = Drafter(engine.drafter.model, model) if engine.drafter is not None else None
+    return Engine(Target(model, layers), drafter, engine.config, engine.vocab_size)
 
 
 def tokens_that_fit(model, drafter_model, max_running: int, max_rows: int, memory_share: float = 0.9) -> int:
