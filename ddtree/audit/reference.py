@@ -33,7 +33,7 @@ class Reference:
         place = {"gguf_file": path.name} if path.is_file() else {}
         folder = path.parent if path.is_file() else path
         try:
-            model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True, **place)
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True, trust_remote_code=False, **place)
         except Exception as error:  # transformers raises whatever its parsers raise
             raise ValueError(f"{path}: transformers cannot load it ({type(error).__name__}: {error})") from error
         return cls(model.to(device).eval(), eos_token_ids)

@@ -35,7 +35,7 @@ def _load_folder(folder: Path):
     from transformers import AutoTokenizer
 
     try:
-        pretrained = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        pretrained = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers raises whatever its parsers raise
         raise ValueError(f"{folder}: its tokenizer cannot be read ({type(error).__name__}: {error})") from error
     if getattr(pretrained, "backend_tokenizer", None) is None:
@@ -53,7 +53,7 @@ def _load_gguf(path: Path):
     from transformers import AutoTokenizer
 
     try:
-        pretrained = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name, local_files_only=True)
+        pretrained = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name, local_files_only=True, trust_remote_code=False)
     except Exception as error:
         raise ValueError(f"{path}: its tokenizer cannot be read ({type(error).__name__}: {error})") from error
     _keep(pretrained, kept)
