@@ -17,17 +17,17 @@ from ddtree.kernels.linear.plan import Plan, plan_of
 from tests.closeness import assert_close
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-CLOSE = {torch.float32: 2e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+CLOSE = {torch.float32: 5e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
 
 class Case:
     """Random arguments of one call; `out` is poisoned and has a row more than R in its storage."""
 
     def __init__(self, rows, columns, width, steps="", dtype=torch.float32, device=DEVICE, seed=0) -> None:
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator(device).manual_seed(seed)
 
         def random(*shape, scale=1.0, dtype=dtype):
-            return (torch.randn(*shape, generator=generator) * scale).to(dtype).to(device)
+            return (torch.randn(*shape, generator=generator, device=device) * scale).to(dtype)
 
         steps = steps.split()
         self.rows, self.swiglu = rows, "swiglu" in steps

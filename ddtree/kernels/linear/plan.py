@@ -51,11 +51,12 @@ def bucket_of(num_rows: int) -> int | None:
 def untuned(bucket: int, num_columns: int, width: int, swiglu: bool, bytes_each: int = 2) -> Plan:
     """A plan that is good on no card in particular and fits into 99 KB of shared memory."""
     if bucket == 1:
-        if width <= 2048 and bytes_each == 2:
-            return Plan(4, 256, 4, 1)  # a warp to a row of the weight: their sums never have to meet
-        most = 1024 if bytes_each == 2 else 512
+        # block_k is a multiple of what the warps read at once, 16 bytes a thread, or they would have to meet over each
+        # part of the input. Small layers are read in one go.
+        block_k = 2048 if 1024 < width <= 2048 else 1024
+        num_warps = block_k // 512 if width <= 2048 else 4
         block_n = 4 if num_columns >= 4096 else 2
-        return Plan(max(1, block_n // 2) if swiglu else block_n, min(most, power_of_two(width)), 4, 1)
+        return Plan(block_n // 2 if swiglu else block_n, block_k * 2 // bytes_each, num_warps, 1)
     if bytes_each == 4:
         return Plan(16, 32, 4, 3)
     if bucket == 16 and width <= 2048:
