@@ -33,9 +33,13 @@ class SavedRows:
         return sum(tensor.nbytes for layer in self.layers for tensor in layer)
 
     def part(self, start: int, stop: int) -> SavedRows:
-        """Copies of some of them, so that the others' memory can be freed."""
-        cut = tuple(tuple(tensor[..., start:stop, :].clone() for tensor in layer) for layer in self.layers)
+        """Some of them, in the same memory."""
+        cut = tuple(tuple(tensor[..., start:stop, :] for tensor in layer) for layer in self.layers)
         return SavedRows(stop - start, cut)
+
+    def copied(self) -> SavedRows:
+        """Copies, so that what they were part of can be freed."""
+        return SavedRows(self.num_rows, tuple(tuple(tensor.clone() for tensor in layer) for layer in self.layers))
 
 
 @dataclass(frozen=True, eq=False)

@@ -64,7 +64,7 @@ class Bench:
         """Prefill a prompt that leaves most of a short context for rounds."""
         engine, room = self.engine, self.engine.config.max_context
         prompt = tuple((7 * i + 3) % engine.vocab_size for i in range(max(min(64, room // 4), 1)))
-        self.request_id = engine.add(Request(prompt, room - len(prompt), tree_budget=self.most_nodes))
+        self.request_id = engine.add(Request(prompt, room - len(prompt), tree_budget=self.most_nodes, cache_salt=None))
         while not (sequence := engine.running_or_none(self.request_id)) or not sequence.num_emitted:
             engine.step()
         return sequence

@@ -224,8 +224,8 @@ def split(node: Node, count: int) -> Node:
     for name in ("rows", "drafter_rows"):
         whole = getattr(node, name)
         if whole is not None:
-            setattr(upper, name, whole.part(0, count))
-            setattr(node, name, whole.part(count, whole.num_rows))
+            setattr(upper, name, whole.part(0, count).copied())
+            setattr(node, name, whole.part(count, whole.num_rows).copied())
     node.parent.children[int(upper.token_ids[0])] = upper
     node.token_ids, node.parent = node.token_ids[count:].copy(), upper
     upper.children[int(node.token_ids[0])] = node

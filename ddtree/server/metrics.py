@@ -56,6 +56,9 @@ class Metrics:
         self._per_depth = self._counter(
             "spec_decode_num_accepted_tokens_per_pos", "Rounds whose path reached the depth; 0 is depth 1.", "position"
         )
+        self._preemptions = self._counter("num_preemptions", "Times that a request gave its memory up and was computed again.")
+        self._prefix_queries = self._counter("prefix_cache_queries", "Prompt tokens of requests that ended.")
+        self._prefix_hits = self._counter("prefix_cache_hits", "Of them, those taken from an earlier prompt.")
         self._rounds = self._counter("decode_rounds", "Decode rounds, plain ones included.")
         self._nodes = self._histogram("tree_nodes", "Mean nodes of a request's trees, roots excluded.", NODES)
         self._budget = self._histogram("tree_budget", "Tree budget in force of a request.", NODES)
@@ -84,6 +87,7 @@ class Metrics:
             self._label(self._e2e).observe(now - course.started)
             self.ended(emission.request_id, emission.finish_reason)
             if emission.stats is not None:
+                self._label(self._prefix_queries).inc(course.num_prompt)
                 self._book(emission.stats)
 
     def ended(self, request_id: int, reason: str) -> None:
@@ -109,6 +113,8 @@ class Metrics:
             self._per_depth.labels(self._model, depth).inc()
 
     def _book(self, stats: RequestStats) -> None:
+        self._label(self._preemptions).inc(stats.preemptions)
+        self._label(self._prefix_hits).inc(stats.cached_tokens)
         if stats.ttft_s is not None:
             self._label(self._queue).observe(max(stats.ttft_s - stats.prefill_s, 0))
         if isinstance(stats.tree_budget, int):

@@ -43,6 +43,7 @@ def ddtree_object(stats: Sequence[RequestStats], requested: TreeBudget, seed: in
         "ttft_ms": _ms(min(ttfts)) if ttfts else None,
         "tokens_per_second": _ratio(after_first, decode_s) if after_first else None,
         "cached_tokens": _total(stats, "cached_tokens"),
+        "preemptions": _total(stats, "preemptions"),
         "seed": seed,
     }
 

@@ -50,6 +50,9 @@ def test_counters_agree_with_the_answers():
         assert found[f"ddtree:{name}_count"] == 3
     assert found["ddtree:inter_token_latency_seconds_count"] == total("decode_rounds", reports)
     assert found["ddtree:num_requests_running"] == found["ddtree:num_requests_waiting"] == 0
+    assert found["ddtree:prefix_cache_queries_total"] == 15
+    assert found["ddtree:prefix_cache_hits_total"] == total("cached_tokens", reports) == 0
+    assert found["ddtree:num_preemptions_total"] == total("preemptions", reports) == 0
 
 
 def test_gauges_and_aborts():
