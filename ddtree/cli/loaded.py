@@ -67,7 +67,7 @@ def load(args: argparse.Namespace, source: Source):
             device=args.device,
             dtype=args.dtype,
             max_context=args.max_context,
-            cuda_graphs=not args.no_cuda_graphs,
+            cuda_graphs=not getattr(args, "no_cuda_graphs", False),
             **batch_limits(args),
         )
     except (MemoryError, RuntimeError) as error:
