@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -98,15 +99,20 @@ def _plan(args: argparse.Namespace):
 
 def _served(args: argparse.Namespace, texts) -> int:
     """A server by its URL, beside a model of one's own where one is named."""
+    from ddtree.client import ServerClient
+
+    with closing(ServerClient(args.url, os.environ.get("DDTREE_API_KEY"))) as client:
+        client.model()  # before a model is loaded in vain
+        return _audit_served(args, texts, client)
+
+
+def _audit_served(args: argparse.Namespace, texts, client) -> int:
     from ddtree.audit.fidelity import acceptance_faults
     from ddtree.audit.served import ServedAudit
     from ddtree.audit.served_local import Local
     from ddtree.cli.loaded import card_of, find, load
-    from ddtree.client import ServerClient
 
-    client = ServerClient(args.url, os.environ.get("DDTREE_API_KEY"))
     local = tokenizer = card = None
-    client.model()  # before a model is loaded in vain
     if args.model:
         source, tokenizer = find(args)
         engine, card = load(args, source), card_of(source.drafter)

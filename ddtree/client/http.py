@@ -37,6 +37,10 @@ class ServerClient:
         except httpx.InvalidURL as error:
             raise ValueError(f"--url {self.url}: not a URL ({error}); expected http://HOST:PORT") from None
 
+    def close(self) -> None:
+        """Close the connections that are kept open."""
+        self.http.close()
+
     def get(self, path: str) -> dict | None:
         """The JSON at `path`; None where the server has no such route."""
         answer = self._sent(path, lambda: self.http.get(path))

@@ -82,11 +82,13 @@ class MessagesWire:
         }
 
     def _usage(self, choice: Choice) -> dict:
+        # In this API the tokens read from a cache are no part of input_tokens; at the start of a stream none are known yet.
+        cached = choice.stats.cached_tokens if choice.stats else 0
         return {
-            "input_tokens": self._prepared.num_prompt_tokens,
+            "input_tokens": self._prepared.num_prompt_tokens - cached,
             "output_tokens": len(choice.token_ids),
             "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": choice.stats.cached_tokens if choice.stats else 0,
+            "cache_read_input_tokens": cached,
         }
 
     def _ddtree(self, choice: Choice) -> dict:

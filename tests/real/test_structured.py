@@ -5,6 +5,7 @@ import json
 import pytest
 
 from ddtree.engine.request import Request
+from ddtree.sampling.params import SamplingParams
 from ddtree.text.grammar import GrammarCompiler, schema_lark, whole_lark
 
 pytestmark = pytest.mark.real
@@ -72,6 +73,20 @@ def compare(pair, grammar, things, budgets):
 
 def test_schema_with_a_tree_equals_plain(pair, grammar):
     assert compare(pair, grammar, THINGS[1:2], [16]) > 1.2
+
+
+def test_penalties_and_logprobs_beside_a_schema(pair, grammar):
+    """The same tokens; log-probabilities to the last digits that rows computed together keep of those computed alone."""
+    prompt = pair.chat_ids("Describe a cat as JSON with name, kind, size, tags and known. No other text.")
+    sampling = SamplingParams(frequency_penalty=0.6)
+    plain, tree = (
+        pair.engine.generate(Request(prompt, 24, sampling, tree_budget=budget, grammar=grammar.copy(), num_logprobs=2))
+        for budget in (0, 16)
+    )
+    assert plain.token_ids == tree.token_ids and tree.stats.decode_rounds < plain.stats.decode_rounds
+    for one, other in zip(plain.logprobs, tree.logprobs, strict=True):
+        assert one.token_id == other.token_id and abs(one.logprob - other.logprob) < 1e-4
+        assert [token_id for token_id, _ in one.top] == [token_id for token_id, _ in other.top]
 
 
 @pytest.mark.long
