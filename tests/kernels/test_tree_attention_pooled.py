@@ -171,6 +171,14 @@ def test_what_does_not_fit_is_named(change, message):
         tree_attention_pooled(query.to(query_dtype), *rest, **change)
 
 
+@pytest.mark.parametrize("change", [torch.Tensor.bool, lambda mask: mask.t().contiguous().t()])
+def test_a_mask_of_another_kind_is_refused(change):
+    query, *rest = Pools.random([3], [3], 2, 1, 16, torch.float32).arguments(True)
+    rest[6] = change(rest[6])
+    with pytest.raises(ValueError, match="ancestor_mask must be uint8"):
+        tree_attention_pooled(query, *rest)
+
+
 TRUE_SHAPES = {"27B": (24, 4, 256), "drafter": (32, 8, 128), "SmolLM2": (9, 3, 64)}
 
 

@@ -126,5 +126,10 @@ def _check_attention(
         raise ValueError(f"pages of {key_pages.dtype} do not fit a query of {query.dtype}; cast one of them")
     if ancestor_mask is not None and (bidirectional or window is not None):
         raise ValueError("window and bidirectional are for consecutive rows; pass ancestor_mask=None with them")
+    if ancestor_mask is not None and (ancestor_mask.dtype != torch.uint8 or ancestor_mask.stride(1) != 1):
+        raise ValueError(
+            f"ancestor_mask must be uint8 with its columns side by side, got {ancestor_mask.dtype} "
+            f"with strides {ancestor_mask.stride()}"
+        )
     if window is not None and window < 1:
         raise ValueError(f"window must be >= 1, got {window}; None means no window")
