@@ -3,7 +3,8 @@
     python -m benchmarks.kernels.linear [--models 27B 8B SmolLM2] [--rows 1 4 16 32 64 128] [--sweep] [--repeats 20]
 
 Every case is first checked against the twin at the shape that is then timed, outputs poisoned with NaN and a row beyond
-R untouched; a fault ends the run. "cuBLAS" is the norm kernel, the product and the SwiGLU kernel or the in-place sum.
+R untouched; a fault ends the run. "ours" is what the dispatcher does (the plan is named beside it), "rule" the plan that
+it would take of a shape nobody measured, "cuBLAS" the norm kernel, the product and the SwiGLU kernel or the in-place sum.
 One CUDA graph holds the layer once per weight, of weights that are together several times the L2 cache; its replays
 are timed with events. The floor is the weight's bytes at the copy bandwidth that the run measured. `--sweep` times the
 candidate plans too (compiled first, by several processes) and prints the best as lines for `plan.TUNED`.
@@ -24,7 +25,7 @@ import torch
 from benchmarks.kernels.replay import copy_bandwidth, replayed
 from ddtree.kernels.linear import fused_linear, fused_linear_reference
 from ddtree.kernels.linear.dispatch import fused_linear_cublas, fused_linear_planned
-from ddtree.kernels.linear.plan import BUCKETS, Plan, bucket_of, plan_of, power_of_two
+from ddtree.kernels.linear.plan import BUCKETS, Plan, bucket_of, plan_of, power_of_two, untuned
 
 ROTATED_BYTES = 400 << 20
 MOST_SHARED = 99 * 1024
@@ -220,9 +221,14 @@ def time_layer(layer: Layer, options: argparse.Namespace, bandwidth: float, resu
         check(layer, rows, weights[0], "ours")
         ours, cublas = (timed(layer, rows, weights, way, options.repeats) for way in ("ours", "cublas"))
         plan = plan_of(rows, weights[0], layer.swiglu)
+        rule = untuned(bucket_of(rows), layer.num_columns, layer.width, layer.swiglu)
+        check(layer, rows, weights[0], rule)
+        by_rule = timed(layer, rows, weights, rule, options.repeats)
         entry = {"layer": str(layer), "rows": rows, "ours_us": ours, "cublas_us": cublas, "floor_us": floor}
+        entry |= {"rule_us": by_rule, "rule": list(rule)}
         results.append(entry | {"plan": None if plan is None else list(plan)})
-        figures = f"{ours['median']:8.1f} {cublas['median']:8.1f} {floor:8.1f} {floor / ours['median']:6.0%}"
+        figures = " ".join(f"{us:8.1f}" for us in (ours["median"], by_rule["median"], cublas["median"], floor))
+        figures = f"{figures} {floor / min(ours['median'], by_rule['median']):6.0%}"
         print(f"{layer!s:42s} {rows:4d} {figures}  {'cuBLAS' if plan is None else tuple(plan)}", flush=True)
         if options.sweep and rows in BUCKETS:
             swept.append(sweep(layer, bucket_of(rows), weights, cublas, max(5, options.repeats // 2)))
@@ -232,7 +238,7 @@ def main() -> None:
     models = list(dict.fromkeys(layer.model for layer in LAYERS))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=models, default=models)
-    parser.add_argument("--rows", nargs="+", type=int, default=[1, 4, 16, 32, 64, 128])
+    parser.add_argument("--rows", nargs="+", type=int, default=[1, 4, 16, 32, 64, 128], help="up to 128")
     parser.add_argument("--sweep", action="store_true", help=f"the candidate plans, at those rows of {BUCKETS}")
     parser.add_argument("--repeats", type=int, default=20, help="timed replays of each graph")
     options = parser.parse_args()
@@ -244,7 +250,7 @@ def main() -> None:
             list(pool.map(compile_plan, tasks))
     bandwidth = copy_bandwidth()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, copies at {bandwidth / 1e12:.2f} TB/s")
-    print(f"{'us':42s} {'rows':>4s} {'ours':>8s} {'cuBLAS':>8s} {'floor':>8s} {'floor %':>6s}  plan")
+    print(f"{'us':42s} {'rows':>4s} {'ours':>8s} {'rule':>8s} {'cuBLAS':>8s} {'floor':>8s} {'of it':>6s}  plan")
     results, swept = [], []
     for layer in layers:
         time_layer(layer, options, bandwidth, results, swept)

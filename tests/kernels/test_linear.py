@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 
 from ddtree.kernels.linear import Norm, fused_linear, fused_linear_reference, plan
-from ddtree.kernels.linear.dispatch import fused_linear_cublas
-from ddtree.kernels.linear.plan import Plan, plan_of
+from ddtree.kernels.linear.dispatch import fused_linear_cublas, fused_linear_cuda, fused_linear_planned
+from ddtree.kernels.linear.plan import Plan, bucket_of, plan_of, untuned
 from tests.closeness import assert_close
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -210,14 +210,19 @@ def test_kernels_compile_for_every_architecture_and_fit_its_shared_memory():
 )
 def test_true_shapes_on_a_gpu(columns, width, steps, rows, dtype):
     case = Case(rows, columns, width, steps, dtype)
-    given = {"bias": case.bias, "norm": case.norm, "swiglu": case.swiglu, "residual": case.residual}
-    found = fused_linear(case.x, case.weight, **given, out=case.out).clone()
+    given = (case.bias, case.norm, case.swiglu, case.residual, case.out)
+    case.check(fused_linear_cuda(case.x, case.weight, *given))
+    assert case.storage[rows].isnan().all()
+    if rows > 128 or (dtype == torch.float32 and rows > 16):
+        return  # cuBLAS in any case
+    rule = untuned(bucket_of(rows), columns, width, case.swiglu, case.x.element_size())
+    case.storage.fill_(torch.nan)
+    found = fused_linear_planned(case.x, case.weight, *given, rule).clone()
     case.check(found)
     assert case.storage[rows].isnan().all()
-    if plan_of(rows, case.weight, case.swiglu) is not None:
-        case.x[rows // 2 + 1 :] = torch.nan
-        again = fused_linear(case.x, case.weight, **given, out=case.out)
-        assert torch.equal(again[: rows // 2 + 1], found[: rows // 2 + 1])
+    case.x[rows // 2 + 1 :] = torch.nan
+    again = fused_linear_planned(case.x, case.weight, *given, rule)
+    assert torch.equal(again[: rows // 2 + 1], found[: rows // 2 + 1])
 
 
 @pytest.mark.gpu

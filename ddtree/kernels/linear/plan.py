@@ -59,10 +59,10 @@ def untuned(bucket: int, num_columns: int, width: int, swiglu: bool, bytes_each:
         return Plan(block_n // 2 if swiglu else block_n, block_k * 2 // bytes_each, num_warps, 1)
     if bytes_each == 4:
         return Plan(16, 32, 4, 3)
-    if bucket == 16 and width <= 2048:
-        return Plan(16 if num_columns < 4096 else 32, 256, 4, 4)
+    if bucket == 16 and num_columns < 8192:  # few programs: each has to have much of its weight under way
+        return Plan(16 if width <= 2048 else 32, 256, 4, 4)
     if bucket == 16:
-        return Plan(32 if num_columns >= 4096 else 16, 128, 4, 4)
+        return Plan(32, 128, 4 if swiglu else 2, 4)
     if bucket == 32:
         return Plan(32 if swiglu or num_columns < 8192 else 64, 128, 4, 3)
     if bucket == 64:

@@ -132,7 +132,10 @@ def _tile_kernel(
     place = tl.arange(0, BLOCK_K)
     total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     ups = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    squares = tl.zeros([BLOCK_M, BLOCK_K], tl.float32)
+    # Few rows lie in every warp, so that squaring them would be repeated; the tensor cores do it on the side, as the
+    # diagonal of x times its transpose.
+    BY_DOT: tl.constexpr = BLOCK_M <= 32 and x.dtype.element_ty != tl.float32
+    squares = tl.zeros([BLOCK_M, BLOCK_M if BY_DOT else BLOCK_K], tl.float32)
     if SPAN < K:
         first, last = part * SPAN, tl.minimum((part + 1) * SPAN, K)
     else:
@@ -149,12 +152,17 @@ def _tile_kernel(
             value = tl.load(rows + k[None, :], mask=alive, other=0.0)
         if NORM:
             raw = value.to(tl.float32)
-            squares += raw * raw
+            if BY_DOT:
+                squares = tl.dot(value, tl.trans(value), squares)
+            else:
+                squares += raw * raw
             scale = _load(norm_weight + k, inside, MASKED).to(tl.float32)
             value = (raw * scale[None, :]).to(value.dtype)
         total = tl.dot(value, weights, total, input_precision="ieee")
         if SWIGLU:
             ups = tl.dot(value, up_weights, ups, input_precision="ieee")
+    if BY_DOT:
+        squares = tl.where(row[:, None] == row[None, :], squares, 0.0)
     sums = tl.sum(squares, axis=1)
     if SPAN < K:
         number = width * (2 if SWIGLU else 1)
