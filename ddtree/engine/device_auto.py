@@ -9,7 +9,6 @@ against what was promised, says how far to believe them.
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
 
@@ -30,6 +29,7 @@ FADING = 0.7  # of what a doubling of the budget brings, against the doubling be
 STICKING = 1.02  # a change must promise 2 % more: launching another shape costs a little
 PROBE_EVERY = 64  # plain rounds between looks at whether drafting would pay again
 TIMED = 7  # replays per shape
+COST_MEMORY = 0.9  # of a shape's time, per round of it
 
 
 @dataclass(eq=False)
@@ -150,15 +150,24 @@ class DeviceAuto:
             for each, memory in ((belief, MEMORY), (self.regimes[sequence.request.sampling.greedy], ENGINE_MEMORY)):
                 each.learn(promised, acceptance.acceptance_length - 1, expected, memory)
 
+    def timed(self, shape: RoundShape, seconds: float) -> None:
+        """A round of this shape took so long on the device: what it costs now, contexts being what they are."""
+        costs = self.costs.get((shape.num_sequences, shape.sampled))
+        rung = int(np.searchsorted(self.ladder, shape.max_budget))
+        if costs is not None and rung < len(costs) and self.ladder[rung] == shape.max_budget:
+            costs[rung] += (1 - COST_MEMORY) * (1000 * seconds - costs[rung])
+
     def _time(self, shape: RoundShape) -> float:
-        """Median milliseconds of a captured round, over the dummy slot."""
-        captured, times = self.rounds.prepare(shape), []
+        """Median milliseconds of a captured round on the device, all of its rows real, over the dummy slot."""
+        captured, times, count = self.rounds.prepare(shape), [], shape.num_sequences
+        slots, depth = [self.rounds.state.dummy] * count, captured.num_slots - 1
+        lane = captured.launch(slots, [0] * count, [shape.max_budget] * count, [depth] * count)
         for number in range(TIMED + 2):
-            captured.launch([], [], [], []).wait()
-            started = time.perf_counter()
-            captured.relaunch().wait()
+            lane.wait()
             if number >= 2:
-                times.append(1000 * (time.perf_counter() - started))
+                times.append(1000 * sum(lane.marks.seconds().values()))
+            lane = captured.relaunch()
+        lane.wait()
         return statistics.median(times)
 
 

@@ -67,8 +67,11 @@ class DeviceRounds:
         if same and not self._flying:
             self._go_on(flight, flight.device_round.emitted(report))
         # From here on the device is busy again, in the other lane.
-        for stage, seconds in flight.lane.marks.seconds().items():
+        stages = flight.lane.marks.seconds()
+        for stage, seconds in stages.items():
             clock.seconds[stage] += seconds
+        if self.auto is not None:
+            self.auto.timed(flight.device_round.shape, sum(stages.values()))
         results = flight.device_round.read(report)
         live = [(s, *result) for s, result in zip(flight.sequences, results, strict=True) if s in sequences]
         if self.auto is not None:

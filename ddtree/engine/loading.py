@@ -27,13 +27,16 @@ _threads_before = 0  # what a small model took away, for a larger one loaded aft
 def pick_device(name: str = "auto") -> torch.device:
     """`auto` takes the GPU if there is one. ValueError for a device this machine lacks."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError:
         raise ValueError(f"device must be auto, cpu, cuda or cuda:N, got {name!r}") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device {name!r}: this machine has no CUDA device; use cpu or auto")
+    if device.type == "cuda" and device.index is None:
+        # Memory is asked for by index.
+        return torch.device("cuda", torch.cuda.current_device())
     return device
 
 

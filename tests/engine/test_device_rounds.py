@@ -11,6 +11,7 @@ import torch
 from ddtree.doctor.hybrid import VOCAB, random_hybrid
 from ddtree.engine.config import EngineConfig
 from ddtree.engine.device_auto import PROBE_EVERY, Belief, DeviceAuto, promises
+from ddtree.engine.device_round import RoundShape
 from ddtree.engine.measure import start_auto
 from ddtree.engine.pooled import pooled_engine
 from ddtree.engine.request import Request
@@ -162,3 +163,21 @@ def test_what_a_tree_promises_at_other_budgets():
     assert expected == pytest.approx(1.125)
     # Each doubling beyond brings a falling share of what the last one, 0.375, brought.
     assert 0 < promised[5] - promised[4] < promised[4] - promised[3] < 0.375
+
+
+def test_auto_takes_a_shape_to_cost_what_it_costs(engines):
+    """Also of several sequences, whose rows all count; and anew when rounds get slower, as they do with the context."""
+    _, pooled = engines
+    auto = DeviceAuto(pooled.device_rounds, {"0.0": {"16": 3.0}}, block_size=16, max_budget=16)
+    costs = auto.costs_of(2, sampled=False)
+    assert len(costs) == len(auto.ladder)
+    assert (costs > 0).all()
+    state = pooled.device_rounds.state
+    assert state.table.context_lengths[state.dummy] == 0, "timing leaves nothing behind"
+    shape = RoundShape(2, 16)
+    before = costs[-1]
+    for _ in range(60):
+        auto.timed(shape, before)  # a thousand times as long
+    assert auto.costs_of(2, sampled=False)[-1] > 900 * before
+    auto.timed(RoundShape(2, 15), 1.0)  # a budget that it does not choose among
+    assert (auto.costs_of(2, sampled=False)[:-1] == costs[:-1]).all()
