@@ -73,6 +73,13 @@ class DeviceAuto:
         costs = ", ".join(f"{b} {ms:.2f}" for b, ms in zip(self.ladder, self.costs_of(1, False), strict=False))
         return f"ms of a round by tree budget: {costs}"
 
+    def prepare(self, max_running: int) -> None:
+        """Capture and time what will be wanted: one sequence, greedy or drawing, and every number of greedy ones. Drawing in
+        larger numbers is captured when it first occurs, which holds that round up for seconds."""
+        self.costs_of(1, True)
+        for count in BATCHES[: BATCHES.index(bucket_of(max_running, BATCHES)) + 1]:
+            self.costs_of(count, False)
+
     def costs_of(self, num_sequences: int, sampled: bool) -> np.ndarray:
         """Milliseconds of a round at each budget that fits; measured when first asked for."""
         key = (bucket_of(num_sequences, BATCHES), sampled)

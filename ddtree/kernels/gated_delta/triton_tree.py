@@ -44,14 +44,14 @@ def tiles_for(max_rows: int, dtype: torch.dtype) -> TreeTiles:
     return TreeTiles(16, 32, 128, 4, 1)
 
 
-
 _counters: dict[torch.device, torch.Tensor] = {}
 
 
 def counters_for(device: torch.device, count: int) -> torch.Tensor:
     """At least `count` int32 zeros that the launches of a device share, one launch after another; each leaves zeros behind.
 
-    Never freed, as captured graphs keep their address: a larger one takes over, the smaller one stays.
+    Never freed, as captured graphs keep their address: a larger one takes over, the smaller one stays. Two engines of one
+    process that launch on different streams of one device must not share them.
     """
     if device not in _counters or len(_counters[device]) < count:
         _kept.append(_counters.get(device))
