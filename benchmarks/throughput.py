@@ -22,7 +22,6 @@ import torch
 from benchmarks.shapes import PAIRS
 
 
-
 def make_engine(args):
     """An engine over pools for the largest concurrency; synthetic rounds where the weights are random."""
     from ddtree.engine.config import EngineConfig
