@@ -96,9 +96,12 @@ def prometheus(tmp_path_factory):
 
 def ask(api, expression: str) -> list[dict]:
     try:
-        answer = api.get("/query", params={"query": expression}).json()
-    except httpx.ConnectError:  # it is still starting
+        response = api.get("/query", params={"query": expression})
+    except httpx.ConnectError:
         return []
+    if response.status_code == 503:  # it is still starting
+        return []
+    answer = response.json()
     assert answer["status"] == "success", answer
     return answer["data"]["result"]
 

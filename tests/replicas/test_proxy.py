@@ -25,14 +25,14 @@ def client_of(url: str) -> httpx.Client:
     return httpx.Client(base_url=url, trust_env=False, timeout=30)
 
 
-@pytest.mark.parametrize("files", [CONTRACT, pytest.param(MORE, marks=pytest.mark.long)], ids=["core", "all"])
+@pytest.mark.parametrize("files", [CONTRACT, *(pytest.param([name], marks=pytest.mark.long) for name in MORE)], ids="-".join)
 def test_the_contract_holds_through_the_proxy(files):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.replicas.through_proxy", "-p", "no:cacheprovider", "--tb=short"]
     command += [f"tests/server/test_{name}.py" for name in files]
     command += ["-k", " and ".join(f"not {name.partition('[')[0]}" for name in BESIDES)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=580)
     assert done.returncode == 0, done.stdout[-6000:]
-    assert int(done.stdout.rpartition(" passed")[0].split()[-1]) > 60
+    assert " passed" in done.stdout
 
 
 def test_a_stream_is_passed_on_piece_by_piece():
