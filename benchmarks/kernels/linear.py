@@ -1,6 +1,6 @@
 """Time linear layers of few rows, with the norm, gate or residual sum around them, against cuBLAS and the weight's bytes.
 
-    python -m benchmarks.kernels.linear [--models 27B 8B SmolLM2] [--rows 1 4 16 32 64 128] [--sweep] [--repeats 20]
+    python -m benchmarks.kernels.linear [--models 27B 8B SmolLM2] [--rows 1 4 16 32 64 128] [--sweep] [--repeats 20] [--out FILE]
 
 Every case is first checked against the twin at the shape that is then timed, outputs poisoned with NaN and a row beyond
 R untouched; a fault ends the run. "ours" is what the dispatcher does (the plan is named beside it), "rule" the plan that
@@ -19,6 +19,7 @@ import multiprocessing
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -241,6 +242,7 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 4, 16, 32, 64, 128], help="up to 128")
     parser.add_argument("--sweep", action="store_true", help=f"the candidate plans, at those rows of {BUCKETS}")
     parser.add_argument("--repeats", type=int, default=20, help="timed replays of each graph")
+    parser.add_argument("--out", type=Path, help="also write the JSON here, with every plan of a sweep")
     options = parser.parse_args()
     layers = [layer for layer in LAYERS if layer.model in options.models]
     if options.sweep:
@@ -258,7 +260,10 @@ def main() -> None:
     if swept:
         print_tuned(swept)
     facts = {"card": torch.cuda.get_device_name(), "torch": torch.__version__, "copy_bytes_per_s": bandwidth}
-    print(json.dumps(facts | {"results": results, "sweep": swept}))
+    if options.out:
+        options.out.write_text(json.dumps(facts | {"results": results, "sweep": swept}, indent=1) + "\n")
+    best = [{key: entry[key] for key in ("key", "best", "us")} for entry in swept]
+    print(json.dumps(facts | {"results": results, "sweep": best}))
 
 
 if __name__ == "__main__":

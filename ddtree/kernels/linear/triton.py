@@ -140,8 +140,13 @@ def _tile_kernel(
         first, last = part * SPAN, tl.minimum((part + 1) * SPAN, K)
     else:
         first, last = 0, K
-    for start in range(first, last, BLOCK_K):
-        k = start + place
+    # Programs run side by side and all want the same input: each begins at another place of it, or they would queue for
+    # the few slices of the L2 that hold one place.
+    num_blocks = (last - first + BLOCK_K - 1) // BLOCK_K
+    turn = tl.program_id(0) * num_blocks // tl.num_programs(0)
+    for block in range(num_blocks):
+        turned = block + turn
+        k = first + tl.where(turned < num_blocks, turned, turned - num_blocks) * BLOCK_K + place
         inside = k < K
         weights = _load(source + k[:, None], inside[:, None], MASKED)
         if SWIGLU:
