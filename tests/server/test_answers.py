@@ -171,7 +171,7 @@ def test_ddtree_object(client):
         *("mode", "reason", "block_size", "tree_budget", "tree_budget_requested", "auto", "decode_rounds", "plain_rounds"),
         "nodes_verified",
         *("accepted_tokens", "trimmed_tokens", "mean_acceptance_length", "acceptance_histogram", "output_tokens"),
-        *("prefill_ms", "draft_ms", "verify_ms", "ttft_ms", "tokens_per_second", "cached_tokens", "seed"),
+        *("prefill_ms", "draft_ms", "verify_ms", "ttft_ms", "tokens_per_second", "cached_tokens", "preemptions", "seed"),
     }
     histogram = ddtree["acceptance_histogram"]
     emitted = sum(int(length) * count for length, count in histogram.items())
