@@ -331,7 +331,14 @@ LARGE = """async ([nodes, rounds, perFrame]) => {
   const depths = [];
   parents.forEach((parent, i) => depths.push(i ? depths[parent] + 1 : 0));
   const frames = [];
+  const middle = (values, share = 0.5) => [...values].sort((a, b) => a - b)[Math.floor(share * (values.length - 1))];
   let before = performance.now();
+  const idle = [];
+  for (let i = 0; i < 30; i++) {
+    await new Promise(requestAnimationFrame);
+    idle.push(performance.now() - before);
+    before = performance.now();
+  }
   for (let round = 1; round <= rounds; round++) {
     panel.add({
       round, parents, depths, tokens: parents.map((_, i) => `t${i}`), probabilities: parents.map(() => 0.4), path: [0, 1, 4],
@@ -344,11 +351,9 @@ LARGE = """async ([nodes, rounds, perFrame]) => {
     before = performance.now();
   }
   await new Promise((done) => setTimeout(done, 300));
-  frames.sort((a, b) => a - b);
   const others = document.querySelector(".tree path.nodes").getAttribute("d").split("M").length - 1;
   const drawn = document.querySelectorAll(".tree rect.node").length + others;
-  const at = (share) => frames[Math.floor(share * (frames.length - 1))];
-  return { drawn, kept: panel.kept.length, charted: panel.lengths.length, elements: document.querySelectorAll("*").length, median: at(0.5), p95: at(0.95) };
+  return { drawn, kept: panel.kept.length, charted: panel.lengths.length, elements: document.querySelectorAll("*").length, idle: middle(idle), median: middle(frames), p95: middle(frames, 0.95) };
 }"""
 
 
@@ -389,4 +394,6 @@ def test_large_trees_stay_smooth_and_long_traces_small(chromium, url, record_pro
         record_property("frames_ms", found)
     assert found["drawn"] == 1024 and found["elements"] < 400
     assert many["drawn"] == 64 and many["kept"] == 64 and many["charted"] == 160 and many["elements"] < 400
-    assert found["median"] < 50 and found["p95"] < 400  # 17 ms on a quiet machine
+    # 17 ms on a quiet machine; where frames without a tree take long themselves, a few times as long as those.
+    slow = max(found["idle"] / 17, 1)
+    assert found["median"] < 50 * slow and found["p95"] < 400 * slow, found
