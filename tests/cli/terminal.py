@@ -13,7 +13,7 @@ import time
 
 import pyte
 
-PAUSE_S = 60  # what the program may take on a busy machine
+PAUSE_S = 120  # what the program may take on a busy machine
 
 
 class Terminal:

@@ -53,7 +53,7 @@ def test_an_answer_streams_above_one_living_bar():
         assert not bars(rows)
 
         terminal.type("again\n")
-        terminal.until(lambda rows: bars(rows) and sum(row.startswith("round and") for row in rows) > 30)
+        terminal.until(lambda rows: bars(rows) and sum("round and" in row for row in rows) > 4)
         terminal.type("\x03")
         rows = terminal.until(waits(3))[-1]
         assert not bars(rows) and [row for row in rows if row][-2] == "(stopped)"
