@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ddtree.engine import engine as engine_module
+from ddtree.engine import book
 from tests.scripted import EOS
 from tests.server.scripted import DRAFTERS, TEXTS, scripted_server
 from tests.server.test_streams import CHAT, COMPLETIONS, HI, text_of
@@ -100,7 +100,7 @@ def test_nothing_is_built_where_no_trace_is_wanted(monkeypatch):
     def build(*args):
         raise AssertionError("a trace was built")
 
-    monkeypatch.setattr(engine_module, "RoundTrace", build)
+    monkeypatch.setattr(book, "RoundTrace", build)
     with scripted_server("some") as client:
         chunks, done = client.stream(COMPLETIONS, tree_budget=16, **FIELDS)
         unwanted, _ = client.stream(COMPLETIONS, tree_budget=16, ddtree_trace=False, **FIELDS)
