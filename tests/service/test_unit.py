@@ -87,8 +87,9 @@ class Started:
 
 
 @pytest.mark.parametrize("flags", [(), ("--replicas", "2", "--device", "cpu")], ids=["one", "two replicas"])
-def test_started_as_the_unit_says_and_stopped_with_a_request_in_flight(tmp_path, flags):
+def test_started_as_the_unit_says_and_stopped_with_a_request_in_flight(tmp_path, flags, request):
     service = Started(tmp_path, *flags)
+    request.addfinalizer(service.child.kill)  # whatever fails; its replicas and proxy go with it
     service.hear("READY=1")
     url = service.url()
     service.hear("WATCHDOG=1")
