@@ -7,7 +7,7 @@ import io
 import json
 from pathlib import Path
 
-from ddtree.bench.report import describe_run, notes, run_title
+from ddtree.bench.report import QUIET_CORES, describe_run, notes, run_title
 
 MEASURED, MODEL, CHAIN_COLOUR, PLAIN_COLOUR = "#1f5fa8", "#d1662b", "#4b8b3b", "#888888"
 
@@ -39,7 +39,8 @@ def draw(result: dict):
     _draw_acceptance(right, result, trees)
     for axes in (left, right):
         _budget_axis(axes, list(trees), _chain_at(result))
-    figure.suptitle(run_title(result), fontsize=10)
+    others = f"; others kept {result['other_cores']:.1f} cores busy" if (result.get("other_cores") or 0) > QUIET_CORES else ""
+    figure.suptitle(run_title(result) + others, fontsize=10)
     return figure
 
 
