@@ -155,7 +155,7 @@ def serving(
         worker.stop()
 
 
-def wait_for(condition, timeout_s=5.0):
+def wait_for(condition, timeout_s=30.0):
     """Poll until true; an assertion otherwise."""
     pause = threading.Event()
     for _ in range(int(timeout_s / 0.005)):

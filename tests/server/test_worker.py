@@ -44,7 +44,7 @@ def test_a_client_that_leaves_frees_its_place(stream, started):
                 gate.set()
                 await asyncio.sleep(0.02)
             leave.set()
-            await asyncio.wait_for(call, 5)
+            await asyncio.wait_for(call, 20)
 
         asyncio.run(go())
         wait_for(lambda: not client.engine.live)
