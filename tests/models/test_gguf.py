@@ -216,12 +216,12 @@ def test_smollm2_writes_what_transformers_writes(smollm2_path):
     ).eval()
     ours = load(smollm2_path)
     # "<|im_start|>user\nWrite a story.<|im_end|>\n<|im_start|>assistant\n" and "The capital of France is"
-    for prompt in (
-        [1, 4093, 198, 19161, 253, 2701, 30, 2, 198, 1, 520, 9531, 198],
-        [504, 3575, 282, 4649, 314],
+    for prompt, count in (
+        ([1, 4093, 198, 19161, 253, 2701, 30, 2, 198, 1, 520, 9531, 198], 200),
+        ([504, 3575, 282, 4649, 314], 30),
     ):
         prompt = torch.tensor(prompt)
-        emitted = greedy(ours, ours.new_cache(), prompt, 200)
+        emitted = greedy(ours, ours.new_cache(), prompt, count)
         text = torch.cat((prompt, torch.tensor(emitted)))
         # One forward of theirs over prompt and answer: by induction, its argmaxes are its own greedy answer.
         with torch.inference_mode():

@@ -113,7 +113,9 @@ def test_a_flattened_tree_fails_the_same_test(hybrid, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "sampling, budgets", [(None, (16, 0, 64)), (SAMPLED, (1024, 0, 7))], ids=["greedy", "sampled"]
+    "sampling, budgets",
+    [(None, (16, 0, 64)), pytest.param(SAMPLED, (1024, 0, 7), marks=pytest.mark.long)],
+    ids=["greedy", "sampled"],
 )
 def test_three_turns_at_alternating_budgets(hybrid, sampling, budgets):
     def conversation(budgets):

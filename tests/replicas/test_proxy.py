@@ -15,8 +15,8 @@ from tests.server.fakes import ScriptEngine, serving, wait_for
 
 ROOT = Path(__file__).parents[2]
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
-CONTRACT = ["answers", "streams"]
-MORE = ["errors", "refusals", "messages", "responses", "tools", "thinking", "structured", "clients", "openapi", "trace"]
+CONTRACT = ["streams"]
+MORE = ["answers", "errors", "refusals", "messages", "responses", "tools", "thinking", "structured", "clients", "openapi", "trace"]
 # The scripted answer may be over before the proxy has started; the test below asks the same of one that runs.
 BESIDES = ["test_keep_alive_during_a_long_prefill", "test_wrong_key[Bearer ]"]
 
