@@ -28,6 +28,7 @@ ENGINE_MEMORY = 0.98  # of what new requests start from
 FADING = 0.7  # of what a doubling of the budget brings, against the doubling before
 STICKING = 1.02  # a change must promise 2 % more: launching another shape costs a little
 PROBE_EVERY = 64  # plain rounds between looks at whether drafting would pay again
+MOST_HEARD = 8  # trees that are learnt from per round
 TIMED = 7  # replays per shape
 COST_MEMORY = 0.9  # of a shape's time, per round of it
 
@@ -67,6 +68,7 @@ class DeviceAuto:
         self.costs: dict[tuple[int, bool], np.ndarray] = {}  # ms at each budget of the ladder, by batch and sampling
         self.regimes: dict[bool, Belief] = {}
         self.chosen = 0
+        self.turn = 0
 
     def describe(self) -> str:
         """What a round costs, in one line."""
@@ -137,25 +139,25 @@ class DeviceAuto:
 
     def observe(self, results: list[tuple[Sequence, DraftTree | None, Acceptance]]) -> None:
         """What a round's trees promised and what was accepted."""
-        num = len(results)
-        for sequence, tree, acceptance in results:
+        costs = self.costs_of(len(results), any(not s.request.sampling.greedy for s, _, _ in results))
+        # With many sequences a tree of each tells more than the host has time to hear: some in turn are enough.
+        stride = max(1, len(results) // MOST_HEARD)
+        self.turn = (self.turn + 1) % stride
+        for place, (sequence, tree, acceptance) in enumerate(results):
             belief = sequence.auto
             if belief is None:
                 continue
-            costs = self.costs_of(num, any(not s.request.sampling.greedy for s, _, _ in results))
             num_drafted = 0 if tree is None else tree.num_drafted
             rung = min(int(np.searchsorted(self.ladder, num_drafted)), len(costs) - 1)
             stats, predicted = sequence.stats, float(belief.tokens(self.block_size)[rung])
             stats.predicted_tokens += predicted
             stats.predicted_s += costs[rung] / 1000
             stats.predicted_plain_s += predicted * costs[0] / 1000
-            if not num_drafted:
-                belief.num_plain += 1
-                continue
-            promised, expected = promises(tree, self.ladder)
-            belief.num_plain = 0
-            for each, memory in ((belief, MEMORY), (self.regimes[sequence.request.sampling.greedy], ENGINE_MEMORY)):
-                each.learn(promised, acceptance.acceptance_length - 1, expected, memory)
+            belief.num_plain = 0 if num_drafted else belief.num_plain + 1
+            if num_drafted and place % stride == self.turn:
+                promised, expected = promises(tree, self.ladder)
+                for each, memory in ((belief, MEMORY), (self.regimes[sequence.request.sampling.greedy], ENGINE_MEMORY)):
+                    each.learn(promised, acceptance.acceptance_length - 1, expected, memory)
 
     def timed(self, shape: RoundShape, seconds: float) -> None:
         """A round of this shape took so long on the device: what it costs now, contexts being what they are."""
