@@ -13,13 +13,13 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import statistics
 from collections.abc import Callable
 from contextlib import contextmanager
 from functools import cache
 
 import torch
 
+from benchmarks.kernels.replay import copy_bandwidth, replayed
 from ddtree.kernels.sample import (
     choose_filtered_pooled,
     choose_filtered_pooled_reference,
@@ -44,38 +44,6 @@ DEPTHS = 15
 BUDGETS = (15, 31, 63, 127, 255, 511, 1024)
 BUILT = ("counts", "token_ids", "parents", "depths", "scores", "row_slots", "row_indices", "positions", "ancestor_mask")
 DEVICE = "cuda"
-
-
-def device_copy_bandwidth() -> float:
-    """Bytes per second, reads and writes, of a large copy."""
-    source = torch.empty(1 << 30, dtype=torch.uint8, device=DEVICE)
-    target = torch.empty_like(source)
-    timing = replayed([lambda: target.copy_(source)], repeats=10)
-    return 2 * source.numel() / (timing["median"] * 1e-6)
-
-
-def replayed(calls: list[Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Microseconds of one call, from replays of a graph that holds all of them."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for call in calls:
-            call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        for call in calls:
-            call()
-    for _ in range(3):
-        graph.replay()
-    times = []
-    for _ in range(repeats):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1e3 / len(calls))
-    return {"median": statistics.median(times), "least": min(times), "most": max(times)}
 
 
 @cache
@@ -268,7 +236,7 @@ def main() -> None:
     options = parser.parse_args()
     vocab_size, repeats = options.vocab_size, options.repeats
     torch.cuda.set_device(0)
-    bandwidth = device_copy_bandwidth()
+    bandwidth = copy_bandwidth()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, copies at {bandwidth / 1e12:.2f} TB/s")
     results = []
 
