@@ -65,8 +65,9 @@ def convolutions(channels: int, heads: int, dtype: torch.dtype):
         given, pools = (x[0], weight, None, states[0]), (integers(1), integers(2))
         for parents in (integers(8), None):
             triton_rows.tree(*given, *pools, integers(8), integers(8), parents, out, gates)
-        triton_rows.prefill(*given, integers(1), out, gates)
-        conv_state.step(*given, *pools, out, gates)
+        for computed in (gates, None):  # in the same launch, or not at all
+            triton_rows.prefill(*given, integers(1), out, computed)
+            conv_state.step(*given, *pools, out, computed)
         conv_state.commit(x, states, *pools, integers(1, 16), integers(1))
 
     return launch

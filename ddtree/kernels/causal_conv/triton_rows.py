@@ -59,12 +59,13 @@ def _tree_kernel(
 ):  # fmt: skip
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = rows < num_rows
-    if tl.program_id(1) * CHANNEL_TILE >= CHANNELS:
-        gate_rows(
-            a, b, decay_rate, dt_bias, log_decay, beta, a_stride, b_stride, rows, inside,
-            tl.program_id(1) - tl.cdiv(CHANNELS, CHANNEL_TILE), HEADS,
-        )  # fmt: skip
-        return
+    if a is not None:  # noqa: SIM102 (decided at compile time: without gates nothing of them may be compiled)
+        if tl.program_id(1) * CHANNEL_TILE >= CHANNELS:
+            gate_rows(
+                a, b, decay_rate, dt_bias, log_decay, beta, a_stride, b_stride, rows, inside,
+                tl.program_id(1) - tl.cdiv(CHANNELS, CHANNEL_TILE), HEADS,
+            )  # fmt: skip
+            return
     slot = tl.load(row_slots + rows, mask=inside, other=-1).to(tl.int64)
     place = tl.load(row_indices + rows, mask=inside, other=0)
     present = slot >= 0
@@ -111,12 +112,13 @@ def _prefill_kernel(
 ):  # fmt: skip
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = rows < num_rows
-    if tl.program_id(1) * CHANNEL_TILE >= CHANNELS:
-        gate_rows(
-            a, b, decay_rate, dt_bias, log_decay, beta, a_stride, b_stride, rows, inside,
-            tl.program_id(1) - tl.cdiv(CHANNELS, CHANNEL_TILE), HEADS,
-        )  # fmt: skip
-        return
+    if a is not None:  # noqa: SIM102 (decided at compile time: without gates nothing of them may be compiled)
+        if tl.program_id(1) * CHANNEL_TILE >= CHANNELS:
+            gate_rows(
+                a, b, decay_rate, dt_bias, log_decay, beta, a_stride, b_stride, rows, inside,
+                tl.program_id(1) - tl.cdiv(CHANNELS, CHANNEL_TILE), HEADS,
+            )  # fmt: skip
+            return
     channel = tl.program_id(1) * CHANNEL_TILE + tl.arange(0, CHANNEL_TILE)
     along = channel < CHANNELS
     states += tl.load(slot).to(tl.int64) * ((WIDTH - 1) * CHANNELS)

@@ -54,13 +54,14 @@ def _step_kernel(
     CHANNELS: tl.constexpr, WIDTH: tl.constexpr, HEADS: tl.constexpr, CHANNEL_TILE: tl.constexpr,
 ):  # fmt: skip
     sequence = tl.program_id(0)
-    if tl.program_id(1) * CHANNEL_TILE >= CHANNELS:
-        rows = sequence + tl.arange(0, 1)
-        gate_rows(
-            a, b, decay_rate, dt_bias, log_decay, beta, a_stride, b_stride, rows, rows < num_rows,
-            tl.program_id(1) - tl.cdiv(CHANNELS, CHANNEL_TILE), HEADS,
-        )  # fmt: skip
-        return
+    if a is not None:  # noqa: SIM102 (decided at compile time: without gates nothing of them may be compiled)
+        if tl.program_id(1) * CHANNEL_TILE >= CHANNELS:
+            rows = sequence + tl.arange(0, 1)
+            gate_rows(
+                a, b, decay_rate, dt_bias, log_decay, beta, a_stride, b_stride, rows, rows < num_rows,
+                tl.program_id(1) - tl.cdiv(CHANNELS, CHANNEL_TILE), HEADS,
+            )  # fmt: skip
+            return
     if sequence >= num_sequences:
         return
     row = tl.load(starts + sequence).to(tl.int64)
