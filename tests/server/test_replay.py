@@ -102,3 +102,16 @@ def test_markup_in_a_trace_is_text(chromium, tmp_path):  # noqa: F811
     page.wait_for_selector(".tree svg")
     assert page.locator("img").count() == 0 and page.inner_text("h1") == evil and evil in page.inner_text("#text")
     page.close()
+
+
+def test_a_character_in_several_tokens_is_read_as_one(chromium, tmp_path):  # noqa: F811
+    """An elephant in three tokens over two rounds: the boxes show the bytes, the text shows the elephant."""
+    ((_, (first,)),) = read_rounds([json.dumps(AUDITED)]).items()
+    first |= {"tokens": ["a", "x", "bytes:\\xf0\\x9f"], "bonus_token": {"token_id": 9, "token": "bytes:\\x90"}}
+    second = first | {"round": 2, "tokens": ["bytes:\\x90", "y", "bytes:\\x98"], "bonus_token": {"token_id": 8, "token": "!"}}
+    file = tmp_path / "elephant.html"
+    file.write_text(replay_page({"p1": [first, second]}, "elephant"), encoding="utf-8")
+    page = chromium.new_page()
+    page.goto(file.as_uri())
+    assert page.text_content("#text") == "a🐘!"
+    page.close()

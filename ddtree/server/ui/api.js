@@ -63,6 +63,10 @@ function headers() {
 }
 
 async function answered(path, options) {
+  if (/[^\x00-\xff]/.test(key.get())) {
+    key.set(""); // or every request from now on would fail like this one
+    throw new ApiError("the key holds a character that no header can carry; type it again", 401);
+  }
   let response;
   try {
     response = await fetch(path, options);

@@ -30,11 +30,12 @@ function show({ rounds }) {
 /** The text that the rounds brought, shaded. */
 function write(rounds) {
   const places = [];
-  let text = rounds[0].tokens[0];
+  const read = reader();
+  let text = read(rounds[0].tokens[0]);
   extend(places, text.length, 0, 1);
   for (const { round, path, tokens, bonus_token, emitted } of rounds) {
     const brought = [...path.slice(1).map((node) => tokens[node]), bonus_token.token].slice(0, emitted.length);
-    text += brought.join("");
+    text += brought.map(read).join("");
     extend(places, text.length, round, emitted.length);
   }
   const shade = new Shade(places);
@@ -45,6 +46,16 @@ function write(rounds) {
     return span;
   });
   at("text").replaceChildren(...spans);
+}
+
+/** From shown tokens, one after the other, to text: a character may lie in several, each shown as `bytes:\\xf0\\x9f`. */
+function reader() {
+  const [encoder, decoder] = [new TextEncoder(), new TextDecoder()];
+  return (shown) => {
+    const part = /^bytes:((?:\\x[0-9a-f]{2})+)$/.exec(shown);
+    const bytes = part ? Uint8Array.from(part[1].slice(2).split("\\x"), (hex) => parseInt(hex, 16)) : encoder.encode(shown);
+    return decoder.decode(bytes, { stream: true });
+  };
 }
 
 function mark() {
