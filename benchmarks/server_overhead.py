@@ -88,17 +88,18 @@ class StubEngine:
         return Emission(request_id, kept, finish.finish_reason, stats=RequestStats(), logprobs=logprobs)
 
     def _judge(self, request: Request, before: int, new: list[int]) -> None:
-        """What a round asks of a grammar: which nodes fit, and a mask for each."""
+        """What a round asks of a grammar: which nodes fit, and a mask after each token of the path."""
         request.grammar.follow(self.token_ids[:before])
         nodes = np.array([self.token_ids[before - 1] if before else 0, *new[:-1]])
         parents = np.arange(-1, len(nodes) - 1)
         request.grammar.fits(nodes, parents)
-        request.grammar.allowed(nodes, parents)
+        for count in range(len(new)):
+            request.grammar.allowed_after(new[:count])
 
 
 async def stream(app, body: dict) -> int:
-    """One streamed answer, read to its end; the number of bytes."""
-    inbox, size = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}], 0
+    """One streamed answer, read to its end; the number of bytes. RuntimeError where it is no answer."""
+    inbox, size, tail = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}], 0, b""
 
     async def receive():
         if inbox:
@@ -106,8 +107,9 @@ async def stream(app, body: dict) -> int:
         await asyncio.Event().wait()
 
     async def send(message):
-        nonlocal size
-        size += len(message.get("body", b""))
+        nonlocal size, tail
+        piece = message.get("body", b"")
+        size, tail = size + len(piece), (tail + piece)[-2000:]
 
     scope = {
         "type": "http",
@@ -124,6 +126,8 @@ async def stream(app, body: dict) -> int:
         "server": ("bench", 80),
     }
     await app(scope, receive, send)
+    if b'"error"' in tail or b"[DONE]" not in tail:
+        raise RuntimeError(f"the stub's answer to {body} failed, so nothing was measured: {tail!r}")
     return size
 
 
