@@ -14,11 +14,14 @@ def add_trace(parser: argparse.ArgumentParser) -> None:
 
 def trace(args: argparse.Namespace) -> int:
     """Write the page, say where. ValueError for what is no trace."""
-    from ddtree.server.replay import read_rounds, replay_page
+    from ddtree.server.replay import replay_page
+    from ddtree.server.saved_trace import read_rounds
 
     output = args.output or args.trace.with_suffix(".html")
+    if output.resolve() == args.trace.resolve():
+        raise ValueError(f"--output {output} is the trace itself: name another file")
     try:
-        with args.trace.open(encoding="utf-8") as lines:
+        with args.trace.open(encoding="utf-8-sig") as lines:
             groups = read_rounds(lines)
     except ValueError as error:
         raise ValueError(f"{args.trace}: {error}") from None

@@ -79,13 +79,14 @@ class Turn:
 
 
 def summary(turn: Turn) -> str:
-    """Acceptance and speed of a finished turn, in one line."""
+    """Acceptance and speed of a finished turn, in one line. What lay after a stop is not counted."""
     stats = turn.stats
     parts = [f"{stats.output_tokens} tokens", f"ended by {turn.finish_reason}"]
     if stats.tokens_per_second is not None:
         parts.append(f"{stats.tokens_per_second:.1f} tokens/s")
-    if stats.mode != "target_only" and stats.mean_acceptance_length is not None:
-        parts.append(f"acceptance length {stats.mean_acceptance_length:.2f} at tree budget {stats.tree_budget}")
+    if stats.mode != "target_only" and turn.lengths:
+        mean = sum(turn.lengths) / len(turn.lengths)
+        parts.append(f"acceptance length {mean:.2f} at tree budget {stats.tree_budget}")
     else:
         parts.append("plain decoding" + (f" ({stats.reason})" if stats.reason else ""))
     return ", ".join(parts)

@@ -39,7 +39,7 @@ class Letters(LetterTokenizer):
 
 
 @contextmanager
-def serving_trees(pause_s=0.0, **options):
+def serving_trees(pause_s=0.0, tokenizer=None, **options):
     """The URL of a server whose drafter is right now and then; `pause_s` is how long each step takes."""
     engine = scripted_engine(**DRAFTERS["some"], max_running=8, **options)
     engine.gate, step = None, engine.step
@@ -50,7 +50,7 @@ def serving_trees(pause_s=0.0, **options):
 
     engine.step = slow_step
     facts = replace(FACTS, max_context=engine.config.max_context)
-    with serving(engine, facts=facts, tokenizer=Letters()) as client, live(client.app) as url:
+    with serving(engine, facts=facts, tokenizer=tokenizer or Letters()) as client, live(client.app) as url:
         yield url
 
 

@@ -1,15 +1,17 @@
 """The page in a real browser: it shows what the server did, keeps what it should, and lets no text become markup."""
 # ruff: noqa: F811
 
+import re
 import time
 from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 
-from tests.server.browser import ask, chromium, last_answer, until, url, visit  # noqa: F401
+from tests.server.browser import SET, ask, chromium, last_answer, serving_trees, until, url, visit  # noqa: F401
 from tests.server.fakes import FACTS, THINKING_TEMPLATE, ScriptEngine, serving, wait_for
 from tests.server.live import live
+from tests.server.scripted import LetterTokenizer
 
 SETTINGS = {"seed": 11, "temperature": 0.8, "max-tokens": 40}
 
@@ -33,14 +35,15 @@ def rounds_drawn(page):
     return page.evaluate(
         """async () => {
           const slider = document.querySelector("[data-part=round]");
-          const texts = (kind) => [...document.querySelectorAll(`.tree text.${kind}`)].map((node) => node.textContent);
+          const texts = (kind) => [...document.querySelectorAll(`.tree text.${kind}:not(.piece)`)].map((node) => node.textContent);
           const found = [];
           for (let i = 0; i <= Number(slider.max); i++) {
             slider.value = i;
             slider.dispatchEvent(new Event("input"));
             await new Promise((done) => setTimeout(() => requestAnimationFrame(() => requestAnimationFrame(done)), 20));
             const columns = [...document.querySelectorAll(".tree rect.node")].map((node) => node.getAttribute("x"));
-            found.push({ root: texts("root"), accepted: texts("accepted"), bonus: texts("bonus"), columns });
+            const pieces = [...document.querySelectorAll(".tree text.piece")].map((node) => node.textContent);
+            found.push({ root: texts("root"), accepted: texts("accepted"), bonus: texts("bonus"), columns, pieces });
           }
           return found;
         }"""
@@ -48,7 +51,7 @@ def rounds_drawn(page):
 
 
 def test_trees_are_drawn_whose_paths_spell_the_answer(chromium, url):
-    with visit(chromium, url, settings=SETTINGS | {"auto": False, "budget": 16}) as page:
+    with visit(chromium, url, settings=SETTINGS | {"seed": 42, "auto": False, "budget": 16}) as page:
         ask(page)
         rounds = rounds_drawn(page)
         answer = last_answer(page)
@@ -56,13 +59,33 @@ def test_trees_are_drawn_whose_paths_spell_the_answer(chromium, url):
         drawn = sum(len(each["columns"]) for each in rounds)
         assert drawn == int(page.inner_text("[data-part=nodes]")) > 16
         assert any(len(set(each["columns"])) < len(each["columns"]) for each in rounds), "no tree branches"
-        spelt = "".join([*rounds[0]["root"], *(t for each in rounds for t in [*each["accepted"], each["bonus"][0].removeprefix("+")])])
         # The last round may go past the stop; nothing after it is shown.
-        assert spelt.partition("</s>")[0][: len(answer)] == answer and len(answer) > 5
+        assert spelt_by(rounds).partition("</s>")[0][: len(answer)] == answer and len(answer) > 5
+        # Nor is it counted: every round's tokens, and prefill's one, are those of the answer.
+        tokens, mean = re.match(r"(\d+) tokens.*, ([\d.]+) a round", page.inner_text("article.assistant .foot")).groups()
+        assert mean == page.inner_text("[data-part=length]") == f"{(int(tokens) - 1) / len(rounds):.2f}"
+        assert f"mean {mean}" in page.get_attribute("[data-part=chart] svg", "aria-label")
         shaded = page.locator("article.assistant .round")
         assert "".join(shaded.all_inner_texts()) == answer and 1 < shaded.count() <= len(rounds) + 1
         page.uncheck("#shade")
         assert page.locator(".round").count() == 0 and last_answer(page) == answer
+
+
+def spelt_by(rounds):
+    """The text of the accepted paths and bonus tokens; tokens that do not end their character add none."""
+    return "".join([*rounds[0]["root"], *(t for each in rounds for t in [*each["accepted"], *(b[1:] for b in each["bonus"])])])
+
+
+def test_characters_of_several_tokens_are_shown_whole(chromium):
+    """é lies in two of this tokenizer's tokens; the first is a mark, the second the letter."""
+    with serving_trees(tokenizer=LetterTokenizer()) as url, visit(
+        chromium, url, settings={"seed": 276, "temperature": 1, "max-tokens": 120, "auto": False, "budget": 16}
+    ) as page:
+        ask(page)
+        rounds, answer = rounds_drawn(page), last_answer(page)
+        assert spelt_by(rounds).replace("␣", " ").partition("</s>")[0].strip() == answer.strip() and "é" in answer
+        assert {each.removeprefix("+") for drawn in rounds for each in drawn["pieces"]} == {"▯c3"}
+        assert "bytes:" not in page.inner_html("#panel")
 
 
 def test_budget_0_shows_no_tree(chromium, url):
@@ -92,7 +115,7 @@ def test_history_survives_a_reload_and_a_new_chat(chromium, url):
 
 
 def test_a_race_runs_both_and_compares(chromium, url):
-    with visit(chromium, url, settings=SETTINGS | {"auto": False, "budget": 16}) as page:
+    with visit(chromium, url, settings=SETTINGS | {"seed": 42, "auto": False, "budget": 16}) as page:
         page.fill("#prompt", "hello there")
         page.click("#race")
         page.wait_for_selector(".verdict:not(:empty)")
@@ -102,6 +125,12 @@ def test_a_race_runs_both_and_compares(chromium, url):
         figures = [page.inner_text(f"[data-part={name}]") for name in ("speed", "plain")]
         assert speeds == [f"{figure} tokens/s" for figure in figures]
         assert int(page.inner_text("[data-part=nodes]")) > 16  # the panel stays with the trees
+        page.evaluate(SET, ["budget", "0"])
+        page.fill("#prompt", "hello there")
+        page.click("#race")
+        page.wait_for_selector(".race:last-child .verdict:not(:empty)")
+        verdict = page.locator(".verdict").last.inner_text()
+        assert "Both were plain decoding" in verdict and "The texts are the same" in verdict and "times" not in verdict
         page.reload()
         page.wait_for_selector("article.assistant")
 
@@ -121,6 +150,12 @@ def test_stop_stops_the_engine_too(chromium):
         page.wait_for_selector("#stop:enabled")
         page.keyboard.press("Escape")
         page.wait_for_selector("#stop:disabled")
+        ask(page, "to be left", wait=False)
+        until(page, "document.querySelectorAll('article.assistant')[2]?.innerText.includes('xxxx')")
+        page.reload()
+        page.wait_for_selector("article.assistant")
+        assert set(last_answer(page)) == {"x"} and page.locator(".foot").last.inner_text() == "stopped"
+        assert page.locator("article.user > .text").last.inner_text() == "to be left" and page.is_enabled("#send")
 
 
 def test_faults_are_shown_as_the_server_said_them(chromium):
@@ -153,6 +188,19 @@ def test_a_server_that_goes_away_is_said(chromium):
         assert "is it still running?" in page.locator("[role=alert]").last.inner_text()
 
 
+# What another page of this origin, a hand or a bug may have left: conversations and settings.
+STRANGE = [
+    ("{}", "["),
+    ("[{}]", "5"),
+    ('[null, 1, "x", [], {"id": 3, "messages": []}, {"id": "a", "messages": {}}]', '"auto"'),
+    ('[{"id": "a", "messages": [null, {}, {"role": "system", "content": "x"}, {"role": "user", "content": ["x"]}]}]', "null"),
+    (
+        '[{"id": "a", "title": 5, "messages": [{"role": "assistant", "content": "kept", "rounds": [[1], null], "reasoning": {}}]}]',
+        '{"system": true, "thinking": "perhaps", "budget": {}, "auto": "no", "shade": 1, "temperature": [2]}',
+    ),
+]
+
+
 def test_a_browser_that_keeps_nothing_can_chat(chromium):
     """Storage that throws, as where all site data is blocked, or holds what is no history."""
     with serving() as client, live(client.app) as url, pages(chromium) as page:
@@ -163,9 +211,13 @@ def test_a_browser_that_keeps_nothing_can_chat(chromium):
         assert last_answer(page) == "hello"
     with serving() as client, live(client.app) as url, pages(chromium) as page:
         page.goto(url)
-        page.evaluate("localStorage.setItem('ddtree.chats', '{}'); localStorage.setItem('ddtree.settings', '[')")
-        page.reload()
-        until(page, "document.getElementById('model').textContent === 'toy'")
+        for chats, settings in STRANGE:
+            page.evaluate("([chats, settings]) => { localStorage['ddtree.chats'] = chats; localStorage['ddtree.settings'] = settings; }", [chats, settings])
+            page.reload()
+            until(page, "document.getElementById('model').textContent === 'toy'")
+            page.click("#open-chats")
+            page.keyboard.press("Escape")
+        assert last_answer(page) == "kept" and page.input_value("#thinking") == "" and page.input_value("#system") == ""
         ask(page)
         assert last_answer(page) == "hello"
 

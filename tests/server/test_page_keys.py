@@ -38,6 +38,30 @@ def test_arrow_keys_go_from_node_to_node(chromium, url):
         assert re.search(r"\(node \d+, depth 1, [\d.]+ %, (not )?accepted\)", seen[1])
 
 
+def test_the_keyboard_keeps_its_place(chromium):
+    """A button that was pressed and can be pressed no more gives its place to the one that comes next."""
+    focused = "document.activeElement.id || document.activeElement.getAttribute('aria-label') || document.activeElement.textContent"
+    with serving_trees(pause_s=0.05) as url, visit(chromium, url, settings=SETTINGS | {"budget": 1, "max-tokens": 400}) as page:
+        for button in ("send", "race"):
+            page.fill("#prompt", f"hello by {button}")
+            page.focus(f"#{button}")
+            page.keyboard.press("Enter")
+            until(page, f"({focused}) === 'stop'")
+            page.keyboard.press("Enter")
+            until(page, f"({focused}) === 'prompt' && document.getElementById('stop').disabled")
+        assert page.inner_text(".race output >> nth=0") == "stopped"
+        page.click("#new-chat")
+        ask(page, "a second chat", wait=False)
+        page.keyboard.press("Escape")
+        page.wait_for_selector("#stop:disabled")
+        page.click("#open-chats")
+        page.focus("#chat-list li:nth-child(1) [aria-label]")
+        page.keyboard.press("Enter")
+        assert page.evaluate(focused) == "Delete hello by send"
+        page.keyboard.press("Enter")
+        assert page.evaluate(focused) == "Close"
+
+
 POINTED = """async () => {
   const [box, drawing] = [document.querySelector(".tree"), document.querySelector(".tree svg")];
   const { width, height } = drawing.viewBox.baseVal;

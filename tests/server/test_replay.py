@@ -6,7 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from ddtree.cli.main import main
-from ddtree.server.replay import read_rounds, replay_page
+from ddtree.server.replay import replay_page
+from ddtree.server.saved_trace import read_rounds
 from tests.server.browser import chromium  # noqa: F401
 from tests.server.scripted import scripted_server
 
@@ -52,8 +53,21 @@ def test_streams_as_they_came_and_lines_of_an_audit_are_read():
         ("{", "line 1 is not JSON"),
         ("[1]", "line 1 is not an object"),
         ('{"path": [0]}', "no token_ids, parents, emitted"),
-        (json.dumps(AUDITED | {"parents": [-1, 2, 0]}), "parents must name one earlier node"),
+        (json.dumps(AUDITED | {"parents": [-1, 2, 0]}), "name one earlier node for each other, got [-1, 2, 0]"),
         (json.dumps(AUDITED | {"path": [0, 3]}), "path must name nodes below 3"),
+        (json.dumps(AUDITED | {"parents": [-1, -1, 0]}), "parents must be -1 for the root"),
+        (json.dumps(AUDITED | {"path": [0, 2, 1]}), "path must begin at node 0 and go from parent to child, got [0, 2, 1]"),
+        (json.dumps(AUDITED | {"token_ids": [5, None, 7]}), "token_ids must be token ids, got [5, null, 7]"),
+        (json.dumps(AUDITED | {"emitted": [7, 9, 9]}), "emitted must be at most 2 token ids"),
+        (json.dumps(AUDITED | {"probabilities": [1, 0.5]}), "probabilities must have 3 numbers from 0 to 1, one for each of token_ids, got [1, 0.5]"),
+        (json.dumps(AUDITED | {"probabilities": [1, 0.5, float("nan")]}), "probabilities must have 3 numbers from 0 to 1"),
+        (json.dumps(AUDITED | {"tokens": ["a", "b"]}), 'tokens must have 3 texts, one for each of token_ids, got ["a", "b"]'),
+        (json.dumps(AUDITED | {"bonus_token": 9}), "bonus_token must be"),
+        (json.dumps(AUDITED | {"stage_ms": {"draft": 1}}), 'stage_ms must have milliseconds for draft, build, verify, accept, commit, got {"draft": 1}'),
+        (json.dumps(AUDITED | {"round_ms": "5"}), 'round_ms must be milliseconds, got "5"'),
+        (json.dumps(AUDITED | {"round": "one"}), "round must be the round's number"),
+        ('{"ddtree_trace": [1]}', "ddtree_trace must be an object, got [1]"),
+        ('data: {"error": {"message": "out of memory"}}', "no round"),
     ],
 )
 def test_what_is_no_trace_is_named(tmp_path, capsys, line, words):
@@ -61,7 +75,14 @@ def test_what_is_no_trace_is_named(tmp_path, capsys, line, words):
     file.write_text(line)
     assert main(["trace", str(file)]) == 2
     error = capsys.readouterr().err
-    assert words in error and "t.jsonl" in error and error.count("\n") == 1
+    assert words in error and "t.jsonl" in error and error.count("\n") == 1 and "ddtree audit --trace" in error
+
+
+def test_a_trace_is_not_overwritten(tmp_path, capsys):
+    file = tmp_path / "t.html"
+    file.write_text(json.dumps(AUDITED))
+    assert main(["trace", str(file)]) == 2 and "name another file" in capsys.readouterr().err
+    assert file.read_text() == json.dumps(AUDITED)
 
 
 def test_the_page_replays_every_round(chromium, tmp_path, capsys):  # noqa: F811
@@ -105,7 +126,7 @@ def test_markup_in_a_trace_is_text(chromium, tmp_path):  # noqa: F811
 
 
 def test_a_character_in_several_tokens_is_read_as_one(chromium, tmp_path):  # noqa: F811
-    """An elephant in three tokens over two rounds: the boxes show the bytes, the text shows the elephant."""
+    """An elephant in three tokens over two rounds: its last box shows it, those before a mark."""
     ((_, (first,)),) = read_rounds([json.dumps(AUDITED)]).items()
     first |= {"tokens": ["a", "x", "bytes:\\xf0\\x9f"], "bonus_token": {"token_id": 9, "token": "bytes:\\x90"}}
     second = first | {"round": 2, "tokens": ["bytes:\\x90", "y", "bytes:\\x98"], "bonus_token": {"token_id": 8, "token": "!"}}
@@ -114,4 +135,12 @@ def test_a_character_in_several_tokens_is_read_as_one(chromium, tmp_path):  # no
     page = chromium.new_page()
     page.goto(file.as_uri())
     assert page.text_content("#text") == "a🐘!"
+    drawn = []
+    for number in (1, 2):
+        page.wait_for_selector(f"[data-part=caption]:has-text('Round {number}:')")
+        drawn.append([page.text_content(f".tree text.{kind}") for kind in ("root", "accepted", "bonus")])
+        page.press("[data-part=round]", "ArrowRight")
+    assert drawn == [["a", "▯f09f", "+▯90"], ["▯90", "🐘", "+!"]]
+    page.press("[data-part=tree]", "Home")
+    assert page.inner_text("[data-part=node]") == "▯90 (root, piece of 🐘)"
     page.close()

@@ -15,6 +15,7 @@ const panel = new Panel($("panel"));
 let conversation = fresh();
 let views = [];
 let running = null; // the AbortController of what runs
+let unfinished = () => null; // the message that is being written
 
 function fresh() {
   return { id: crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}`, title: "", messages: [] };
@@ -27,10 +28,11 @@ const value = (node) => (node.type === "checkbox" ? node.checked : node.value);
 function restoreSettings() {
   const kept = history.settings();
   for (const id of KEPT_SETTINGS) {
-    if (!(id in kept)) continue;
+    if (typeof kept[id] !== typeof value($(id))) continue;
     if ($(id).type === "checkbox") $(id).checked = kept[id];
     else $(id).value = kept[id];
   }
+  if ($("thinking").selectedIndex < 0) $("thinking").value = "";
   showBudget();
 }
 
@@ -88,6 +90,7 @@ async function ask(wanted, onPiece, watched = true) {
 
 async function answer() {
   const view = show(blank("assistant"));
+  unfinished = () => view.message;
   try {
     const { report, reason } = await ask(body(), (...piece) => {
       const follows = atBottom();
@@ -100,24 +103,49 @@ async function answer() {
     if (error.name === "AbortError") {
       view.message.foot = "stopped";
       say("Stopped.");
-    } else refuse(error, view);
+    } else {
+      view.message.foot = "broken off";
+      refuse(error, view);
+    }
   }
   view.draw();
-  if (view.message.content || view.message.reasoning) conversation.messages.push(view.message);
+  if (hasText(view.message)) conversation.messages.push(view.message);
+}
+
+const hasText = ({ content, reasoning }) => Boolean(content || reasoning);
+
+/** The conversation with what there is of an answer that the page may not see the end of. */
+function asItStands() {
+  const message = unfinished();
+  if (!message || !hasText(message)) return conversation;
+  return { ...conversation, messages: [...conversation.messages, { ...message, foot: "stopped" }] };
+}
+
+function keepUnfinished() {
+  if (running) history.keep(asItStands());
+}
+
+/** The page goes. Browsers cut the stream first, which must not be taken for the server's end. */
+function leave() {
+  keepUnfinished();
+  running?.abort();
 }
 
 function footOf(report, reason) {
   if (!report) return "";
   const speed = report.tokens_per_second ? `, ${report.tokens_per_second.toFixed(1)} tokens/s` : "";
-  const length = report.mean_acceptance_length ? `, ${report.mean_acceptance_length.toFixed(2)} a round` : "";
+  // Without what lay after a stop, which mean_acceptance_length counts.
+  const { output_tokens: tokens, decode_rounds: rounds } = report;
+  const length = rounds ? `, ${((tokens - 1) / rounds).toFixed(2)} a round` : "";
   const why = reason === "length" ? ", cut by the longest answer" : "";
-  return `${report.output_tokens} tokens${speed}${length}${why}`;
+  return `${tokens} tokens${speed}${length}${why}`;
 }
 
 async function raced() {
   // Both lanes need one seed, and luck must not tell them apart.
   const wanted = body();
   const { root, done, first } = race(ask, { ...wanted, seed: wanted.seed ?? Math.floor(Math.random() * SEEDS) }, $("shade").checked);
+  unfinished = () => first().message;
   $("messages").append(root);
   toBottom();
   try {
@@ -127,12 +155,14 @@ async function raced() {
     if (error.name === "AbortError") say("Stopped.");
     else refuse(error, { fail: (words) => root.append(make("p", { class: "fault", role: "alert" }, words)) });
   }
-  if (first()) conversation.messages.push({ ...first().message, foot: footOf(first().report) });
+  const { message, report } = first();
+  if (hasText(message)) conversation.messages.push({ ...message, foot: report ? footOf(report) : "stopped" });
 }
 
 function refuse(error, view) {
   view.fail(error.message);
   say("");
+  running.refused = true;
   if (error instanceof ApiError) {
     if (error.status === 401) askForKey(error.message);
   } else console.error(error);
@@ -155,15 +185,21 @@ async function send(how) {
   try {
     await how();
   } finally {
+    // What was asked in vain can be asked again.
+    if (running.refused && mine.messages.at(-1) === message) $("prompt").value ||= text;
     running = null;
+    unfinished = () => null;
     busy(false);
     history.keep(mine);
   }
 }
 
 function busy(yes) {
+  const focused = document.activeElement;
   $("stop").disabled = !yes;
   for (const id of ["send", "race", "new-chat", "open-chats"]) $(id).disabled = yes;
+  // A button that is disabled would lose the keyboard's place.
+  if (focused.disabled) $(yes ? "stop" : "prompt").focus();
   $("messages").setAttribute("aria-busy", yes);
   document.body.classList.toggle("running", yes);
 }
@@ -198,14 +234,18 @@ function open(chat) {
 }
 
 function listChats() {
-  const items = history.chats().map((chat) => {
-    const choose = make("button", { type: "submit", class: "chat" }, chat.title || "untitled");
+  const items = history.chats().map((chat, i) => {
+    const title = chat.title || "untitled";
+    const choose = make("button", { type: "submit", class: "chat" }, title);
     choose.addEventListener("click", () => open(chat));
-    const drop = make("button", { type: "button", "aria-label": `Delete ${chat.title}` }, "Delete");
+    const drop = make("button", { type: "button", "aria-label": `Delete ${title}` }, "Delete");
     drop.addEventListener("click", () => {
       history.forget(chat.id);
       if (chat.id === conversation.id) open(fresh());
       listChats();
+      // The keyboard's place is the next one's, or the button that closes.
+      const buttons = $("chats").querySelectorAll("li > [aria-label], form > button");
+      buttons[Math.min(i, buttons.length - 1)].focus();
     });
     return make("li", {}, choose, drop);
   });
@@ -272,6 +312,8 @@ $("key-dialog").addEventListener("close", () => {
   key.set($("key").value);
   meet();
 });
+for (const event of ["beforeunload", "pagehide"]) addEventListener(event, leave);
+document.addEventListener("visibilitychange", () => document.hidden && keepUnfinished());
 for (const id of KEPT_SETTINGS) $(id).addEventListener("input", settingsChanged);
 // The slider is too coarse for the small budgets that pay on a CPU.
 $("budget-number").addEventListener("change", () => {

@@ -3,6 +3,9 @@
 const CHATS = "ddtree.chats";
 const SETTINGS = "ddtree.settings";
 const MOST = 50; // conversations; the oldest go first
+const ROLES = ["user", "assistant"];
+
+const isText = (value) => typeof value === "string";
 
 function read(name, otherwise) {
   try {
@@ -12,10 +15,28 @@ function read(name, otherwise) {
   }
 }
 
-/** All conversations, newest first: { id, title, messages }. */
+/** All conversations, newest first: { id, title, messages }. What is none, or no message, is passed over. */
 export function chats() {
   const kept = read(CHATS, []);
-  return Array.isArray(kept) ? kept : [];
+  return Array.isArray(kept) ? kept.map(chatOf).filter((chat) => chat !== null) : [];
+}
+
+function chatOf(kept) {
+  if (!isText(kept?.id) || !Array.isArray(kept.messages)) return null;
+  const messages = kept.messages.map(messageOf).filter((message) => message !== null);
+  return messages.length ? { id: kept.id, title: isText(kept.title) ? kept.title : "", messages } : null;
+}
+
+function messageOf(kept) {
+  if (!ROLES.includes(kept?.role) || !isText(kept.content)) return null;
+  const { role, content } = kept;
+  const [reasoning, foot] = [kept.reasoning, kept.foot].map((value) => (isText(value) ? value : ""));
+  return { role, content, reasoning, foot, rounds: roundsOf(kept.rounds), thoughtRounds: roundsOf(kept.thoughtRounds) };
+}
+
+function roundsOf(kept) {
+  const isRound = (each) => Array.isArray(each) && each.length === 3 && each.every(Number.isSafeInteger);
+  return Array.isArray(kept) && kept.every(isRound) ? kept : [];
 }
 
 /** Keep a conversation; the oldest ones go where there is no room. */
@@ -28,7 +49,9 @@ export function forget(id) {
 }
 
 function write(all) {
-  for (let most = all.length; most >= 0; most--) {
+  // One that has no room even alone does not cost the others theirs.
+  const least = Math.min(all.length, 1);
+  for (let most = all.length; most >= least; most--) {
     try {
       localStorage.setItem(CHATS, JSON.stringify(all.slice(0, most)));
       return;
@@ -38,8 +61,9 @@ function write(all) {
   }
 }
 
+/** By the control's id: its text, or whether it is checked, if what was stored is that. */
 export function settings() {
-  return read(SETTINGS, {});
+  return Object(read(SETTINGS, {}));
 }
 
 export function keepSettings(values) {

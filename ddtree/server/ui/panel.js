@@ -1,5 +1,6 @@
 // The live panel: the tree of the round at hand or of an earlier one, acceptance over time, stage times, speeds.
 
+import { RoundReader, whole } from "./characters.js";
 import { draw, make } from "./dom.js";
 import { drawTree, frameOf, inWords, neighbour, nodeAt, visible } from "./tree.js";
 
@@ -26,6 +27,7 @@ export class Panel {
   /** A new answer begins. */
   clear() {
     this.kept = [];
+    this.reading = new RoundReader();
     this.lengths = [];
     this.total = { rounds: 0, nodes: 0, emitted: 0, ms: 0 };
     this.report = this.plain = null;
@@ -36,9 +38,9 @@ export class Panel {
   /** A round has come. */
   add(trace) {
     const live = this.parts.round.value === this.parts.round.max;
-    this.kept.push(trace);
+    this.kept.push(this.reading.legible(trace));
     if (this.kept.length > this.most) this.kept.shift();
-    this.lengths.push(trace.path.length);
+    this.lengths.push(trace.emitted.length); // without what lay after a stop
     if (this.lengths.length > CHARTED) this.lengths.shift();
     this.total.rounds++;
     this.total.nodes += trace.tokens.length - 1;
@@ -104,7 +106,7 @@ export class Panel {
     const figures = {
       rounds,
       nodes: report?.nodes_verified ?? nodes,
-      length: rounds ? (report?.mean_acceptance_length ?? emitted / rounds).toFixed(2) : "–",
+      length: rounds ? (emitted / rounds).toFixed(2) : "–",
       speed: speed ? speed.toFixed(1) : "–",
       plain: plain ? plain.toFixed(1) : "–",
       mode: report ? `${report.mode.replace("_", " ")}, budget ${report.tree_budget}` : "–",
@@ -142,7 +144,8 @@ export class Panel {
     const chance = `${(100 * trace.probabilities[node]).toFixed(1)} %`;
     const fate = trace.path.includes(node) ? "accepted" : "not accepted";
     const what = node ? `node ${node}, depth ${trace.depths[node]}, ${chance}, ${fate}` : "root";
-    this.parts.node.textContent = `${visible(trace.tokens[node])} (${what})`;
+    const piece = trace.pieces.has(node) ? `, piece of ${visible(whole(trace, node) || "a character")}` : "";
+    this.parts.node.textContent = `${visible(trace.tokens[node])} (${what}${piece})`;
   }
 }
 

@@ -3,6 +3,8 @@
 import { make } from "./dom.js";
 import { MessageView, blank } from "./message.js";
 
+const SHORT = 16; // tokens; fewer measure no speed, as in ddtree bench
+
 /** A lane of the race: an answer, its speed, and when which piece of it came. */
 class Lane {
   constructor(name) {
@@ -12,6 +14,14 @@ class Lane {
     this.root = make("section", { "aria-label": name }, make("h3", {}, name), this.speed, this.bar, this.view.thought, this.view.text);
     this.view.thought.open = true; // most of a thinking model's race is run in there
     this.steps = [];
+  }
+
+  /** The race is off. */
+  end() {
+    this.ended = true;
+    if (this.report) return;
+    this.speed.textContent = "stopped";
+    this.bar.value = 0;
   }
 
   /** Show its pieces again, at the pace at which they came. */
@@ -39,9 +49,9 @@ class Lane {
 }
 
 /** Runs `ask(body, onPiece, watched)` for both, the panel watching the first. Returns the drawing, a promise of plain decoding's
- * ddtree object, and `first()`: the first lane's message and ddtree object as soon as it is whole, else null. */
+ * ddtree object, and `first()`: the first lane's message as far as it is written, and its ddtree object as soon as it is whole. */
 export function race(ask, body, shaded) {
-  const lanes = [new Lane("With draft trees"), new Lane("Plain decoding")];
+  const lanes = [new Lane(body.tree_budget ? "With draft trees" : "Tree budget 0"), new Lane("Plain decoding")];
   const verdict = make("p", { class: "verdict", role: "status" });
   const note = make("p", { class: "caption" }, "One after the other, so that neither slows the other; the first is then replayed at its own pace beside the second.");
   const root = make("article", { class: "race" }, make("h3", {}, "Race"), make("div", { class: "lanes" }, ...lanes.map((lane) => lane.root)), verdict, note);
@@ -59,7 +69,7 @@ export function race(ask, body, shaded) {
     lane.speed.textContent = answer.report?.tokens_per_second ? `${answer.report.tokens_per_second.toFixed(1)} tokens/s` : "too short to measure";
     lane.view.draw();
   };
-  let first = null;
+  let first = { message: lanes[0].view.message, report: null };
   const both = async () => {
     try {
       await run(lanes[0], body.tree_budget, true);
@@ -69,7 +79,7 @@ export function race(ask, body, shaded) {
       verdict.textContent = judge(lanes, first.message);
       return lanes[1].report;
     } catch (error) {
-      for (const lane of lanes) lane.ended = true;
+      for (const lane of lanes) lane.end();
       throw error;
     }
   };
@@ -81,6 +91,11 @@ function judge([tree, plain], first) {
   const same = content === first.content && reasoning === first.reasoning;
   const text = same ? "The texts are the same." : "The texts differ: see ddtree audit.";
   const [fast, slow] = [tree.report?.tokens_per_second, plain.report?.tokens_per_second];
-  if (!fast || !slow) return `Too short to compare. ${text}`;
+  if (tree.report?.nodes_verified === 0) return `Both were plain decoding, so what tells their speeds apart is chance${because(tree.report)}. ${text}`;
+  if (!fast || !slow || Math.min(tree.report.output_tokens, plain.report.output_tokens) < SHORT) return `Too short to compare. ${text}`;
   return `${(fast / slow).toFixed(2)} times the speed of plain decoding. ${text}`;
+}
+
+function because({ tree_budget, reason }) {
+  return tree_budget === 0 ? ": choose a tree budget above 0" : reason ? ` (${reason})` : "";
 }

@@ -1,5 +1,6 @@
 // A saved trace, round by round: the panel of the chat page, fed from this page's own data.
 
+import { Reader } from "./characters.js";
 import { Panel } from "./panel.js";
 import { Shade, extend } from "./rounds.js";
 
@@ -30,14 +31,16 @@ function show({ rounds }) {
 /** The text that the rounds brought, shaded. */
 function write(rounds) {
   const places = [];
-  const read = reader();
-  let text = read(rounds[0].tokens[0]);
+  const reader = new Reader();
+  let text = reader.take(rounds[0].tokens[0]);
   extend(places, text.length, 0, 1);
   for (const { round, path, tokens, bonus_token, emitted } of rounds) {
     const brought = [...path.slice(1).map((node) => tokens[node]), bonus_token.token].slice(0, emitted.length);
-    text += brought.map(read).join("");
+    text += brought.map((token) => reader.take(token)).join("");
     extend(places, text.length, round, emitted.length);
   }
+  text += reader.end();
+  places.at(-1)[0] = text.length;
   const shade = new Shade(places);
   let from = 0;
   const spans = places.map(([end, round, tokens]) => {
@@ -46,16 +49,6 @@ function write(rounds) {
     return span;
   });
   at("text").replaceChildren(...spans);
-}
-
-/** From shown tokens, one after the other, to text: a character may lie in several, each shown as `bytes:\\xf0\\x9f`. */
-function reader() {
-  const [encoder, decoder] = [new TextEncoder(), new TextDecoder()];
-  return (shown) => {
-    const part = /^bytes:((?:\\x[0-9a-f]{2})+)$/.exec(shown);
-    const bytes = part ? Uint8Array.from(part[1].slice(2).split("\\x"), (hex) => parseInt(hex, 16)) : encoder.encode(shown);
-    return decoder.decode(bytes, { stream: true });
-  };
 }
 
 function mark() {

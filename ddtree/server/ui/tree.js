@@ -5,7 +5,7 @@ import { draw } from "./dom.js";
 const COLUMN = 72;
 const BOX = 56;
 const MARGIN = 6;
-const LETTERS = 7; // of a token that fit its box
+const LETTERS = 7; // of a token that fit its box, a piece of a character among them
 const SMALLEST = 0.75; // a wide tree shrinks so far, then it scrolls
 const NUM_WIDTHS = 6; // edges of about one width are one path, so that large trees stay quick
 // Rows of a small, a middling and a large tree: pixels per row, whether every node carries its token, and whether those that
@@ -60,9 +60,11 @@ function edge(x0, y0, x1, y1) {
   return `M${x0} ${y0}C${x0 + 10} ${y0} ${x1 - 10} ${y1} ${x1} ${y1}`;
 }
 
-/** The drawing. Nodes are `.node` with `data-node`, of a large tree subpaths of `.nodes`; the root is `.root`, accepted ones `.accepted`, the bonus token `.bonus`. */
+/** The drawing. Nodes are `.node` with `data-node`, of a large tree subpaths of `.nodes`; the root is `.root`, accepted ones `.accepted`, the
+ * bonus token `.bonus`; texts of pieces of characters are `.piece`. */
 export function drawTree(trace) {
-  const { tokens, parents, probabilities, path } = trace;
+  const { tokens, parents, probabilities, path, pieces } = trace;
+  const textKind = (kind, node) => (pieces.has(node) ? `${kind} piece` : kind);
   const { row, text, merged, height, x, y, bonus, width, tall } = layout(trace);
   const accepted = new Set(path);
   const edges = Array.from({ length: NUM_WIDTHS }, () => "");
@@ -82,7 +84,7 @@ export function drawTree(trace) {
     }
     const kind = i === 0 ? "root" : accepted.has(i) ? "node accepted" : "node";
     boxes.push(draw("rect", { class: kind, x: x(i), y: y(i), width: BOX, height, rx: 3, "data-node": i }));
-    if (text || (accepted.has(i) && row >= 12)) labels.push(label(tokens[i], x(i), y(i), height, kind));
+    if (text || (accepted.has(i) && row >= 12)) labels.push(label(tokens[i], x(i), y(i), height, textKind(kind, i)));
   }
   const last = path.at(-1);
   const bonusEdge = edge(x(last) + BOX, y(last) + height / 2, bonus.x, bonus.y + bonus.side / 2);
@@ -96,7 +98,7 @@ export function drawTree(trace) {
     ...boxes,
     draw("rect", { class: "bonus", x: bonus.x, y: bonus.y, width: BOX, height: bonus.side, rx: 3 }),
     ...labels,
-    label(`+${trace.bonus_token.token}`, bonus.x, bonus.y, bonus.side, "bonus"),
+    label(`+${trace.bonus_token.token}`, bonus.x, bonus.y, bonus.side, textKind("bonus", -1)),
   );
   drawing.style.minWidth = `${width * SMALLEST}px`;
   return drawing;
