@@ -113,35 +113,40 @@ class Target:
         )
 
     def _choose(self, sequence: Sequence, tree: DraftTree, logits: torch.Tensor, position: int) -> np.ndarray:
-        """The token after each node; `position` is that of the root's."""
-        noise = None
-        if sequence.noise is not None:
-            # The token after a node sits one position below it; siblings share their depth's noise.
-            window = sequence.noise(position, int(tree.depths.max()) + 1)
-            noise = window[torch.from_numpy(tree.depths.astype(np.int64)).to(self.device)]
-        adjusted = sequence.adjust(logits, tree.token_ids, tree.parents)
-        if sequence.request.grammar is not None:
-            return self._choose_along(sequence, tree, adjusted, noise)
-        return choose(adjusted, sequence.request.sampling, noise).cpu().numpy()
-
-    def _choose_along(
-        self, sequence: Sequence, tree: DraftTree, logits: torch.Tensor, noise: torch.Tensor | None
-    ) -> np.ndarray:
-        """Under a grammar, which is asked for a mask per node: only the nodes to which the target's own tokens lead."""
-        chosen = np.full(tree.num_nodes, NOT_CHOSEN, dtype=np.int64)
-        node, path = ROOT, []
-        while True:
-            row = sequence.forbid(logits[node : node + 1], path)
-            noise_row = None if noise is None else noise[node : node + 1]
-            token_id = int(choose(row, sequence.request.sampling, noise_row)[0])
-            chosen[node] = token_id
-            children = tree.children(node)
-            match = children[tree.token_ids[children] == token_id]
-            if not len(match):
-                return chosen
-            node, path = int(match[0]), [*path, token_id]
+        return choose_tokens(sequence, tree, logits, position)
 
     def _report(self, sequence: Sequence, logits: torch.Tensor, token_ids: SequenceOf[int]) -> None:
         """Note the log-probabilities of emitted tokens, from the rows `logits [n, V]` that chose them."""
         if sequence.request.num_logprobs is not None:
             sequence.logprobs += token_logprobs(logits, token_ids, sequence.request.num_logprobs)
+
+
+def choose_tokens(sequence: Sequence, tree: DraftTree, logits: torch.Tensor, position: int) -> np.ndarray:
+    """The token after each node of a tree, [N], from `logits [N, V]`; `position` is that of the token after the root."""
+    noise = None
+    if sequence.noise is not None:
+        # The token after a node sits one position below it; siblings share their depth's noise.
+        window = sequence.noise(position, int(tree.depths.max()) + 1)
+        noise = window[torch.from_numpy(tree.depths.astype(np.int64)).to(logits.device)]
+    adjusted = sequence.adjust(logits, tree.token_ids, tree.parents)
+    if sequence.request.grammar is not None:
+        return _choose_along(sequence, tree, adjusted, noise)
+    return choose(adjusted, sequence.request.sampling, noise).cpu().numpy()
+
+
+def _choose_along(
+    sequence: Sequence, tree: DraftTree, logits: torch.Tensor, noise: torch.Tensor | None
+) -> np.ndarray:
+    """Under a grammar, which is asked for a mask per node: only the nodes to which the target's own tokens lead."""
+    chosen = np.full(tree.num_nodes, NOT_CHOSEN, dtype=np.int64)
+    node, path = ROOT, []
+    while True:
+        row = sequence.forbid(logits[node : node + 1], path)
+        noise_row = None if noise is None else noise[node : node + 1]
+        token_id = int(choose(row, sequence.request.sampling, noise_row)[0])
+        chosen[node] = token_id
+        children = tree.children(node)
+        match = children[tree.token_ids[children] == token_id]
+        if not len(match):
+            return chosen
+        node, path = int(match[0]), [*path, token_id]

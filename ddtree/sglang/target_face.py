@@ -1,0 +1,51 @@
+"""SGLang's target as our drafter sees it: embedding, head, vocabulary. Sharded over tensor-parallel ranks or whole."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from sglang.srt.distributed import get_tp_group, tensor_model_parallel_all_gather
+
+
+class TargetFace:
+    """What `DFlash` asks of a target (`models.target_model`), answered by a model of SGLang's on every rank alike."""
+
+    def __init__(self, model_runner) -> None:
+        self.model, text = model_runner.model, model_runner.model_config.hf_text_config
+        self.config = SimpleNamespace(
+            hidden_size=text.hidden_size, num_layers=text.num_hidden_layers, vocab_size=text.vocab_size
+        )
+        self.group = get_tp_group()
+
+    def capture(self, layer_ids: tuple[int, ...]) -> None:
+        """Have the target hand out the outputs of these layers, as DFlash counts them. ValueError where it cannot."""
+        if not hasattr(self.model, "set_dflash_layers_to_capture"):
+            raise ValueError(
+                f"SGLang's {type(self.model).__name__} has no set_dflash_layers_to_capture, so no features for a "
+                "DFlash drafter; serve this target with ddtree's own engine"
+            )
+        self.model.set_dflash_layers_to_capture(list(layer_ids))
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """[..] int64 -> [.., C]."""
+        return self.model.get_input_embeddings()(token_ids.flatten()).view(*token_ids.shape, -1)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[.., C] after the final norm -> [.., V]; every rank gets all of them."""
+        head = self.model.lm_head
+        rows = hidden.flatten(0, -2)
+        method = getattr(head, "quant_method", None)
+        local = rows.to(head.weight.dtype) @ head.weight.T if method is None else method.apply(head, rows, None)
+        if self.group.world_size > 1:
+            local = tensor_model_parallel_all_gather(local)
+        return local[:, : self.config.vocab_size].view(*hidden.shape[:-1], -1)
+
+    def agree(self, numbers: np.ndarray) -> np.ndarray:
+        """The first rank's `numbers` (int64, of the same shape everywhere), so that no last bit parts the ranks."""
+        if self.group.world_size == 1:
+            return numbers
+        shared = torch.from_numpy(np.ascontiguousarray(numbers, dtype=np.int64).copy())
+        torch.distributed.broadcast(shared, src=self.group.ranks[0], group=self.group.cpu_group)
+        return shared.numpy()
