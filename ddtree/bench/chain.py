@@ -16,12 +16,7 @@ class ChainDrafter:
         return getattr(self._drafter, name)
 
     def draft(self, sequences) -> list[Candidates | None]:
-        return [found and narrowed(found) for found in self._drafter.draft(sequences)]
-
-
-def narrowed(candidates: Candidates) -> Candidates:
-    """The best token of each depth."""
-    return Candidates(candidates.token_ids[:, :1], candidates.log_probs[:, :1])
+        return [found and found.chain() for found in self._drafter.draft(sequences)]
 
 
 def chain_engine(engine: Engine) -> Engine:

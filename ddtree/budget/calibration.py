@@ -38,9 +38,12 @@ class Calibration:
         self.weights = np.tile([1.0, 0.0], (num_depths, 1))  # [D, 2]
         self.information = np.zeros((3, num_depths))  # squared logits, logits, ones; each weighted by its variance
 
-    def reliability(self, log_probs: np.ndarray, offset: float = 0.0) -> np.ndarray:
-        """`[D, M]` float32 log-probabilities of acceptance given an accepted parent; order within a row is kept."""
-        sharpness, shift = self.weights[: len(log_probs)].T
+    def reliability(self, log_probs: np.ndarray, offset: float = 0.0, depths: np.ndarray | None = None) -> np.ndarray:
+        """`[rows, M]` float32 log-probabilities of acceptance given an accepted parent; order within a row is kept.
+
+        Row i is of depth i + 1 below the root, or of `depths[i] + 1`.
+        """
+        sharpness, shift = self.weights[: len(log_probs)].T if depths is None else self.weights[depths].T
         scores = sharpness[:, None] * logit(log_probs) + (shift[:, None] + offset)
         calibrated = -np.logaddexp(0.0, -scores)
         total = np.exp(calibrated).sum(axis=1, keepdims=True)

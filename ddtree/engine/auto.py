@@ -170,19 +170,15 @@ class AutoBudget:
         if state is None or found is None:
             return found
         num_depths = self.block_size - 1
-        state.drafted = Candidates(found.token_ids[:num_depths], found.log_probs[:num_depths])
+        state.drafted = found.first(num_depths)
         state.offered, state.gains, state.depths = np.empty(0), np.empty(0), np.empty(0, np.int64)
-        drafted = state.drafted
-        log_probs = state.regime.calibration.reliability(drafted.log_probs, state.offset.value)
-        return Candidates(drafted.token_ids, log_probs)
+        calibration, offset = state.regime.calibration, state.offset.value
+        return state.drafted.believed(lambda log_probs, depths: calibration.reliability(log_probs, offset, depths))
 
     def _learn_probabilities(self, state: AutoState, target_tokens: np.ndarray) -> None:
         """`target_tokens [a]`: what the target chose at depths 1 ... a, the bonus token last."""
-        drafted, calibration = state.drafted, state.regime.calibration
-        count = min(len(target_tokens), drafted.num_depths)
-        found = drafted.token_ids[:count] == target_tokens[:count, None]
-        hits = np.where(found.any(axis=1), found.argmax(axis=1), -1)
-        seen = calibration.evidence(drafted.log_probs[:count], hits, state.offset.value)
+        calibration = state.regime.calibration
+        seen = calibration.evidence(*state.drafted.along(target_tokens), state.offset.value)
         calibration.learn(seen)
         state.offset.learn(seen)
 

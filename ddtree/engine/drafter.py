@@ -6,9 +6,12 @@ from collections.abc import Sequence as SequenceOf
 
 import torch
 
+from ddtree.engine.scoring import condition
 from ddtree.engine.sequence import Sequence
+from ddtree.models.adapter import Conditioning
 from ddtree.sampling.choose import rank_scores
 from ddtree.tree.build import Candidates
+from ddtree.tree.conditioned import ConditionedCandidates
 
 MOST_PENDING = 32  # rows of features that wait at most; absorbing many at once costs little more than one
 
@@ -16,9 +19,10 @@ MOST_PENDING = 32  # rows of features that wait at most; absorbing many at once 
 class Drafter:
     """Runs a DFlash model beside its target, whose embedding and head it borrows (arXiv 2602.06036, §3)."""
 
-    def __init__(self, model, target_model):
+    def __init__(self, model, target_model, conditioning: Conditioning | None = None):
         self.model = model
         self.target_model = target_model
+        self.conditioning = conditioning  # None: the drafter's own, factorised scores
         self.device = next(model.parameters()).device
 
     @property
@@ -47,7 +51,7 @@ class Drafter:
         self.model.absorb(torch.cat([*pending, features]) if pending else features, sequence.drafter_state)
 
     @torch.inference_mode()
-    def draft(self, sequences: SequenceOf[Sequence]) -> list[Candidates | None]:
+    def draft(self, sequences: SequenceOf[Sequence]) -> list[Candidates | ConditionedCandidates | None]:
         """One block for every sequence that drafts; its candidates are ranked with the request's own noise."""
         depths = [self._depth_limit(sequence) for sequence in sequences]
         active = [sequence for sequence, depth in zip(sequences, depths, strict=True) if depth]
@@ -58,18 +62,18 @@ class Drafter:
         num_slots = self.block_size
         if self.model.config.shrinkable_block:
             num_slots = min(num_slots, 1 + max(depths))
-        drafted = iter(self.block_logits(active, num_slots))
+        drafted = iter(zip(*self.draft_blocks(active, num_slots), strict=True))
         return [
-            self._candidates(sequence, next(drafted)[:depth]) if depth else None
+            self._candidates(sequence, *next(drafted), depth) if depth else None
             for sequence, depth in zip(sequences, depths, strict=True)
         ]
 
-    def block_logits(self, sequences: SequenceOf[Sequence], num_slots: int) -> torch.Tensor:
-        """Logits [B, K - 1, V] of a block of `num_slots` for each sequence; slot 0 is the root itself."""
+    def draft_blocks(self, sequences: SequenceOf[Sequence], num_slots: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """A block of `num_slots` for each sequence, slot 0 being the root itself: states [B, K, C], logits [B, K - 1, V]."""
         roots = torch.tensor([sequence.root_token for sequence in sequences], device=self.device)
         block = self.model.embed_block(roots, self.target_model, num_slots)
-        hidden = self.model(block, [sequence.drafter_state for sequence in sequences])
-        return self.model.logits(hidden[:, 1:], self.target_model)
+        states = self.model(block, [sequence.drafter_state for sequence in sequences])
+        return states, self.model.logits(states[:, 1:], self.target_model)
 
     def commit(self, sequences: SequenceOf[Sequence], features: SequenceOf[torch.Tensor | None]) -> None:
         """The features of each path's rows become context; those of plain rounds once there are many, or at the next
@@ -103,11 +107,15 @@ class Drafter:
             limit = min(limit, self.max_context - 1 - sequence.context_length)
         return max(limit, 0)
 
-    def _candidates(self, sequence: Sequence, logits: torch.Tensor) -> Candidates:
-        noise = None
+    def _candidates(self, sequence: Sequence, states: torch.Tensor, logits: torch.Tensor, depth: int):
+        """The best tokens of the first `depth` depths, from one block's states [K, C] and logits [K - 1, V]."""
+        noise, sampling = None, sequence.request.sampling
         if sequence.noise is not None:
-            noise = sequence.noise(sequence.context_length + 1, 1 + len(logits))[: len(logits)]
-        scores = rank_scores(sequence.adjust_draft(logits), sequence.request.sampling, noise)
+            noise = sequence.noise(sequence.context_length + 1, 1 + depth)[:depth]
+        logits = sequence.adjust_draft(logits[:depth])
+        if self.conditioning is not None:
+            return condition(self.conditioning, states[: depth + 1], sequence.root_token, logits, sampling, noise)
+        scores = rank_scores(logits, sampling, noise)
         width = min(sequence.tree_budget, scores.shape[-1])
         log_probs, token_ids = scores.topk(width, dim=-1)
         return Candidates(token_ids.cpu().numpy(), log_probs.float().cpu().numpy())

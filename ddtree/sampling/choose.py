@@ -50,6 +50,11 @@ def rank_scores(logits: Tensor, params: SamplingParams, noise: Tensor | None) ->
     return (_perturb(_scale(logits, params) * ratio, None, noise) * RANK_NOISE).log_softmax(dim=-1)
 
 
+def rank_strength(params: SamplingParams) -> float:
+    """What a nat of the drafter's logits is worth in `rank_scores`."""
+    return 1.0 if params.greedy else RANK_LOGITS / max(params.temperature, LEAST_TEMPERATURE)
+
+
 def margins(logits: Tensor, params: SamplingParams, noise: Tensor | None) -> Tensor:
     """How far each row's choice is from another one: `[N]` float32, +inf when nothing competes.
 

@@ -77,3 +77,37 @@ class TrainingConfig:
         for name in ("learning_rate", "total_minutes", "minutes_this_run", "tokens_per_step", "rows_per_token"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class AdapterTrainingConfig:
+    """An adapter's shape and its training on a frozen drafter, or jointly with it."""
+
+    width: int = 512
+    rank: int = 256
+    summary: str = "none"  # of the path before the parent: none, recurrence or attention
+    num_candidates: int = 64
+    jointly: bool = False  # the drafter learns too, and is exported beside the adapter
+    drafter_rate: float = 0.1  # of the learning rate, for the drafter
+
+    tokens_per_step: int = 32 * 512  # context tokens; sequences per step = tokens_per_step / length
+    anchors_per_512: int = 32  # blocks per sequence of 512 tokens
+    user_weight: float = 0.3
+    user_anchor_weight: float = 0.1
+
+    learning_rate: float = 1e-3
+    warmup_steps: int = 100
+    weight_decay: float = 0.01
+    clip_norm: float = 1.0
+    ema_decay: float = 0.999
+    total_minutes: float = 6.0
+    minutes_this_run: float = 6.0
+    checkpoint_seconds: float = 60.0
+    eval_anchors: int = 384
+    log_steps: int = 200
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("learning_rate", "total_minutes", "minutes_this_run", "tokens_per_step", "anchors_per_512", "drafter_rate"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")

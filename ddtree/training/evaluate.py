@@ -12,6 +12,9 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import torch
 
+from ddtree.engine.scoring import condition
+from ddtree.models.drafter_config import DrafterConfig
+from ddtree.sampling.params import SamplingParams
 from ddtree.training.blocks import build_blocks
 from ddtree.training.config import TrainingConfig
 from ddtree.training.data import Batch, Data
@@ -76,8 +79,12 @@ def held_out_batches(data: Data, num_anchors: int, block_size: int) -> list[tupl
 
 
 @torch.no_grad()
-def evaluate(packed: PackedDrafter, data: Data, config: TrainingConfig, num_anchors: int) -> Evaluation | None:
-    """Acceptance of chains and trees on held-out greedy text; None when there is no such text."""
+def evaluate(
+    packed: PackedDrafter, data: Data, config: TrainingConfig | DrafterConfig, num_anchors: int, conditioning=None
+) -> Evaluation | None:
+    """Acceptance of chains and trees on held-out greedy text; None when there is no such text.
+
+    With a `Conditioning` the trees are its adapter's; `loss` and `top1_by_depth` are the drafter's own all the same."""
     size, depth = config.block_size, config.block_size - 1
     losses, lengths, top1 = [], [], []
     for batch, anchors in held_out_batches(data, num_anchors, size):
@@ -91,8 +98,13 @@ def evaluate(packed: PackedDrafter, data: Data, config: TrainingConfig, num_anch
         values, indices, real = top.values.cpu().numpy(), top.indices.cpu().numpy(), labels.cpu().numpy()
         top1.append((indices[:, :, 0] == real).mean(axis=0))
         roots = batch.tokens.gather(1, anchors).flatten().tolist()
-        for root, value, index, continuation in zip(roots, values, indices, real, strict=True):
-            candidates = Candidates(index.astype(np.int64), np.minimum(value, 0.0).astype(np.float32))
+        states = hidden.unflatten(1, (-1, size)).flatten(0, 1)
+        for place, (root, value, index, continuation) in enumerate(zip(roots, values, indices, real, strict=True)):
+            if conditioning is None:
+                candidates = Candidates(index.astype(np.int64), np.minimum(value, 0.0).astype(np.float32))
+            else:
+                logits = packed.target.logits(states[place, 1:])
+                candidates = condition(conditioning, states[place].float(), root, logits, SamplingParams(), None)
             trees = [build_chain(root, candidates, depth), *(build_ddtree(root, candidates, budget) for budget in BUDGETS)]
             lengths.append([acceptance_length(tree, continuation) for tree in trees])
     if not lengths:

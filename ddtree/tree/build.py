@@ -3,7 +3,7 @@
 Under factorised marginals the score of a prefix is the sum of one log-probability per depth. `build_ddtree` finds
 the `budget` best prefixes in the order in which the paper's heap pops them: score falling, ties by the tuple of
 ranks in lexicographic order, a prefix before its extensions. It goes level by level, so that a source whose scores
-depend on the parent fits the same loop (`ScoreSource`).
+depend on the parent fits the same loop (`ScoreSource`; `tree.conditioned`).
 
 Costs are negated scores counted in units of 2^-40 nats: fp32 log-probabilities beyond 8e-6 in magnitude are whole
 numbers of them, so fp64 sums are exact down to a score of -8192 and equal scores are ties, not roundings.
@@ -13,6 +13,7 @@ Letters: D depths below the root, M candidates per depth, V vocabulary, N nodes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple, Protocol
@@ -51,6 +52,29 @@ class Candidates:
     @property
     def num_depths(self) -> int:
         return self.token_ids.shape[0]
+
+    def source(self, budget: int) -> FactorisedSource:
+        """Where `grow` takes a tree's scores from."""
+        return FactorisedSource(self, budget)
+
+    def first(self, num_depths: int) -> Candidates:
+        """The first depths alone."""
+        return Candidates(self.token_ids[:num_depths], self.log_probs[:num_depths])
+
+    def believed(self, belief: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Candidates:
+        """The same candidates, their scores replaced by what they have proved to mean: `belief(log_probs, depths from 0)`."""
+        return Candidates(self.token_ids, belief(self.log_probs, np.arange(self.num_depths)))
+
+    def chain(self) -> Candidates:
+        """The one-branch case: the best token of each depth."""
+        return Candidates(self.token_ids[:, :1], self.log_probs[:, :1])
+
+    def along(self, target_tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """What was said of the tokens that the target chose [a]: the scores [min(a, D), M] of each depth's candidates, and
+        the rank of the target's token, -1 where it was no candidate."""
+        count = min(len(target_tokens), self.num_depths)
+        found = self.token_ids[:count] == target_tokens[:count, None]
+        return self.log_probs[:count], np.where(found.any(axis=1), found.argmax(axis=1), -1)
 
 
 class Level(NamedTuple):
@@ -107,14 +131,13 @@ def build_ddtree(root_token: int, candidates: Candidates, budget: int) -> DraftT
     _check_budget(budget)
     if budget == 0:
         return DraftTree.root_only(root_token)
-    return grow(root_token, FactorisedSource(candidates, budget), budget)
+    return grow(root_token, candidates.source(budget), budget)
 
 
 def build_chain(root_token: int, candidates: Candidates, length: int) -> DraftTree:
-    """The one-branch case: the best token of each of the first `length` depths."""
+    """The one-branch case, `length` deep."""
     _check_budget(length)
-    best = Candidates(candidates.token_ids[:length, :1], candidates.log_probs[:length, :1])
-    return build_ddtree(root_token, best, length)
+    return build_ddtree(root_token, candidates.first(length).chain(), length)
 
 
 class FactorisedSource:

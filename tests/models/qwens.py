@@ -99,16 +99,16 @@ class PeekingDrafter(Drafter):
     script: tuple[int, ...] = ()  # prompt and answer
     skill = 0.7
 
-    def __init__(self, model, target_model) -> None:
-        super().__init__(model, target_model)
+    def __init__(self, model, target_model, conditioning=None) -> None:
+        super().__init__(model, target_model, conditioning)
         self.rng = np.random.default_rng(0)
 
-    def _candidates(self, sequence, logits):
+    def _candidates(self, sequence, states, logits, depth):
         logits = logits.clone()
-        for depth, true in enumerate(self.script[len(sequence.token_ids) :][: len(logits)]):
+        for place, true in enumerate(self.script[len(sequence.token_ids) :][:depth]):
             if self.rng.random() < self.skill:
-                logits[depth, true] += 20
-        return super()._candidates(sequence, logits)
+                logits[place, true] += 20
+        return super()._candidates(sequence, states, logits, depth)
 
 
 def engine_around(model, drafter: Drafter, max_running: int = 1) -> Engine:
