@@ -12,13 +12,14 @@ PACKAGE = Path(__file__).resolve().parents[1] / "ddtree"
 MAY_IMPORT = {
     "__main__": "cli",
     "__init__": "engine sampling",
-    "cli": "replicas server service bench audit doctor client training engine models sampling sources text budget",
+    "cli": "sglang replicas server service bench audit doctor client training engine models sampling sources text budget",
     "replicas": "service",
     "server": "engine sampling text sources service",
     "bench": "client engine models sampling sources text tree budget",
     "audit": "client engine models caches sampling sources text tree",
     "doctor": "audit engine models sources text",
     "training": "models caches sources text tree engine sampling",
+    "sglang": "engine models sampling tree",
     "engine": "models caches kernels tree sampling budget",
     "models": "caches kernels",
     "caches": "kernels",
@@ -35,6 +36,7 @@ MAY_IMPORT = {
 # Library -> the rooms, or single files, that may import it.
 LIVES_IN = {
     "triton": "kernels",
+    "sglang": "sglang",
     "transformers": "text audit",
     "fastapi": "server",
     "uvicorn": "server replicas",
