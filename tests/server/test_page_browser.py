@@ -84,7 +84,7 @@ def test_characters_of_several_tokens_are_shown_whole(chromium):
         ask(page)
         rounds, answer = rounds_drawn(page), last_answer(page)
         assert spelt_by(rounds).replace("␣", " ").partition("</s>")[0].strip() == answer.strip() and "é" in answer
-        assert {each.removeprefix("+") for drawn in rounds for each in drawn["pieces"]} == {"▯c3"}
+        assert {each.removeprefix("+") for drawn in rounds for each in drawn["pieces"]} == {"‹c3›"}
         assert "bytes:" not in page.inner_html("#panel")
 
 

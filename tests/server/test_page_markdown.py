@@ -2,6 +2,7 @@
 # ruff: noqa: F811
 
 import json
+import re
 
 import pytest
 
@@ -11,10 +12,9 @@ MARKDOWN = """async (source) => {
   const { render } = await import("./ui/markdown.js");
   const node = document.createElement("div");
   render(node, source);
-  const whole = [...node.children].map((each) => { each.removeAttribute("data-mark"); return each.outerHTML; }).join("");
+  const whole = node.innerHTML;
   const grown = document.createElement("div");
   for (let i = 0; i <= source.length; i++) render(grown, source.slice(0, i));
-  for (const each of grown.children) each.removeAttribute("data-mark");
   if (grown.innerHTML !== whole) throw new Error(`grown ${grown.innerHTML} whole ${whole}`);
   return whole;
 }"""
@@ -37,8 +37,8 @@ MARKDOWN = """async (source) => {
         (
             "```py\nx = 1 # one\n```",
             '<div class="code-block"><span class="language">py</span><button class="copy-code" type="button" '
-            'aria-label="Copy the py block">Copy</button><pre tabindex="0"><code>x = <span class="hl-number">1</span> '
-            '<span class="hl-comment"># one</span></code></pre></div>',
+            'aria-label="Copy the py block">Copy</button><pre tabindex="0"><code><span class="lines">x = <span class="hl-number">1</span> '
+            '<span class="hl-comment"># one</span></span></code></pre></div>',
         ),
     ],
     ids=lambda value: value[:12].replace("\n", " "),
@@ -46,6 +46,17 @@ MARKDOWN = """async (source) => {
 def test_markdown_is_the_same_whole_and_as_it_grows(chromium, url, source, html):
     with visit(chromium, url) as page:
         assert page.evaluate(MARKDOWN, source) == html
+
+
+def test_long_code_keeps_its_lines_as_it_grows(chromium, url):
+    """A string that goes over several of the pieces in which code is laid out; in a quote, where its lines lie apart in the source."""
+    code = "\n".join(["x"] * 45 + ['"""'] + ["in it"] * 70 + ['"""', "y = 1"])
+    with visit(chromium, url) as page:
+        for before in ("", "> "):
+            html = page.evaluate(MARKDOWN, "\n".join(before + line for line in f"```py\n{code}\n```".split("\n")))
+            pieces = re.findall(r'<span class="lines">(.*?)</span>(?=<span class="lines">|</code>)', html, re.DOTALL)
+            assert len(pieces) == 3 and all('class="hl-string"' in piece for piece in pieces)
+            assert re.sub(r"<[^>]*>", "", "".join(pieces)).replace("&quot;", '"') == code
 
 
 def test_hostile_markdown_takes_no_time(chromium, url):

@@ -140,7 +140,7 @@ def test_a_character_in_several_tokens_is_read_as_one(chromium, tmp_path):  # no
         page.wait_for_selector(f"[data-part=caption]:has-text('Round {number}:')")
         drawn.append([page.text_content(f".tree text.{kind}") for kind in ("root", "accepted", "bonus")])
         page.press("[data-part=round]", "ArrowRight")
-    assert drawn == [["a", "▯f09f", "+▯90"], ["▯90", "🐘", "+!"]]
+    assert drawn == [["a", "‹f09f›", "+‹90›"], ["‹90›", "🐘", "+!"]]
     page.press("[data-part=tree]", "Home")
-    assert page.inner_text("[data-part=node]") == "▯90 (root, piece of 🐘)"
+    assert page.inner_text("[data-part=node]") == "‹90› (root, piece of 🐘)"
     page.close()

@@ -1,8 +1,7 @@
 // Characters that lie in several tokens. The server shows such a piece as `bytes:\xf0\x9f`; read along a path, the token that ends
-// the character shows it, and those before it a short mark.
+// the character shows it, and those before it their bytes, as in ‹f09f›.
 
 const PIECE = /^bytes:((?:\\x[0-9a-f]{2})+)$/;
-const SIGN = "▯"; // then the bytes of a piece, in hexadecimal
 const NONE = [];
 const encoder = new TextEncoder();
 const decoder = new TextDecoder("utf-8", { ignoreBOM: true });
@@ -59,7 +58,7 @@ function read(token, before) {
 }
 
 function shown({ text, piece }) {
-  return piece ? SIGN + piece.map((byte) => byte.toString(16).padStart(2, "0")).join("") : text;
+  return piece ? `‹${piece.map((byte) => byte.toString(16).padStart(2, "0")).join("")}›` : text;
 }
 
 function bytesOf(token) {

@@ -7,6 +7,8 @@ import { make } from "./dom.js";
 import { codeTokens } from "./highlight.js";
 import { MAX_DEPTH, inline, joined, put } from "./inline.js";
 
+const LINES = 50; // of code that are laid out by themselves; what a browser lays out as one takes time by the square of its lines
+
 /** Draw `source` into `container`; blocks that are as they were stay. `shade` may be null; see rounds.js. */
 export function render(container, source, shade = null) {
   const blocks = parse(lines(source));
@@ -15,9 +17,14 @@ export function render(container, source, shade = null) {
     const mark = `${block.kind} ${block.lines[0].at} ${last.at + last.text.length} ${shade !== null}`;
     const old = container.children[i];
     // The last two may still grow in ways that their extent does not show.
-    if (old?.dataset.mark === mark && i < blocks.length - 2) return;
-    const node = draw(block, shade, 0);
-    node.dataset.mark = mark;
+    if (old?.drawn.mark === mark && i < blocks.length - 2) return;
+    // Code keeps its lines as it grows.
+    const begin = `${block.kind} ${block.language} ${block.lines[0].at} ${shade !== null}`;
+    const grows = block.kind === "code" && old?.drawn.begin === begin;
+    if (grows) fillCode(old.querySelector("code"), block, shade);
+    const node = grows ? old : draw(block, shade, 0);
+    node.drawn = { mark, begin };
+    if (grows) return;
     if (old) old.replaceWith(node);
     else container.append(node);
   });
@@ -61,17 +68,44 @@ function draw(block, shade, depth) {
 
 function drawCode(block, shade) {
   const code = make("code");
-  const all = joined(block.body);
-  let at = 0;
-  for (const [start, end, className] of codeTokens(all.text, block.language)) {
-    put(code, all, at, start, shade);
-    const token = make("span", { class: className });
-    put(token, all, start, end, shade);
-    code.append(token);
-    at = end;
-  }
-  put(code, all, at, all.text.length, shade);
+  fillCode(code, block, shade);
   const name = block.language || "code";
   const button = make("button", { class: "copy-code", type: "button", "aria-label": `Copy the ${name} block` }, "Copy");
   return make("div", { class: "code-block" }, make("span", { class: "language" }, name), button, make("pre", { tabindex: 0 }, code));
+}
+
+/** Draw the lines of code, some at a time; those that are there and can change no more stay. */
+function fillCode(code, block, shade) {
+  const all = joined(block.body);
+  const tokens = codeTokens(all.text, block.language);
+  const ends = [];
+  block.body.reduce((end, { text }, i) => {
+    if (i && i % LINES === 0) ends.push(end);
+    return end + text.length + 1;
+  }, 0);
+  ends.push(all.text.length);
+  let [from, next] = [0, 0];
+  ends.forEach((end, i) => {
+    const old = code.children[i];
+    const node = old?.drawnTo === end && i < ends.length - 2 ? null : make("span", { class: "lines" });
+    if (node) node.drawnTo = end;
+    let at = from;
+    for (; next < tokens.length && tokens[next][0] < end; next++) {
+      const [start, stop, kind] = tokens[next];
+      const [first, last] = [Math.max(start, from), Math.min(stop, end)];
+      if (node) {
+        put(node, all, at, first, shade);
+        const token = make("span", { class: kind });
+        put(token, all, first, last, shade);
+        node.append(token);
+      }
+      at = last;
+      if (stop > end) break; // the rest of it is the next lines'
+    }
+    if (node) put(node, all, at, end, shade);
+    if (node && old) old.replaceWith(node);
+    else if (node) code.append(node);
+    from = end;
+  });
+  while (code.children.length > ends.length) code.lastElementChild.remove();
 }

@@ -4,6 +4,9 @@ import { make } from "./dom.js";
 import { render } from "./markdown.js";
 import { extend, Shade } from "./rounds.js";
 
+const REST = 2; // times what drawing took
+const LONGEST_REST_MS = 1000;
+
 /** Copy text, also where the page came over plain HTTP from elsewhere. */
 export async function copy(text, button) {
   const before = button.textContent;
@@ -31,6 +34,7 @@ export class MessageView {
   constructor(message, shaded) {
     this.message = message;
     this.shaded = shaded;
+    this.took = 0; // ms of the last drawing
     const user = message.role === "user";
     this.text = make("div", { class: user ? "text plain" : "text" });
     this.thoughtText = make("div", { class: "text" });
@@ -60,12 +64,17 @@ export class MessageView {
     this.schedule();
   }
 
+  /** Draw soon; what takes long to draw is drawn less often, so that the page can be used meanwhile. */
   schedule() {
-    this.pending ??= requestAnimationFrame(() => this.draw());
+    if (this.pending) return;
+    this.pending = true;
+    setTimeout(() => requestAnimationFrame(() => this.draw()), Math.min(REST * this.took, LONGEST_REST_MS));
   }
 
   draw() {
-    this.pending = null;
+    this.pending = false;
+    const began = performance.now();
+    setTimeout(() => (this.took = performance.now() - began)); // layout included
     const { message } = this;
     const shade = (rounds) => (this.shaded && rounds.length ? new Shade(rounds) : null);
     this.thought.hidden = !message.reasoning;
