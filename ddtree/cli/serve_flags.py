@@ -10,6 +10,10 @@ from ddtree.cli.flags import add_model, whole
 def add_serve(parser: argparse.ArgumentParser) -> None:
     """The model, where to listen, who may call, how many replicas."""
     add_model(parser, positional=True)
+    parser.add_argument(
+        "--engine", choices=("ddtree", "sglang"), default="ddtree", help="sglang: its server and ranks, our trees (default: ddtree)"
+    )
+    parser.add_argument("--engine-args", metavar="FLAGS", help="with --engine sglang, more flags of its own: '--tp-size 2'")
     parser.add_argument("--host", default="127.0.0.1", help="(default: 127.0.0.1, this machine only)")
     parser.add_argument("--port", type=whole(0, 65535), default=8000, help="0 picks a free one (default: 8000)")
     parser.add_argument("--uds", metavar="PATH", help="listen on a Unix socket of this path, not on --host and --port")

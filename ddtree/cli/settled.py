@@ -20,6 +20,10 @@ def serve(flags: Sequence[str]) -> int:
     if args.replica_index is None:
         for line in settled.describe():
             logger.info("%s", line)
+    if args.engine == "sglang":
+        from ddtree.cli.on_sglang import serve as become
+
+        become(settled)
     # A supervisor has no use for torch, which takes seconds to import.
     if args.gpus is not None or (args.replicas or 1) > 1:
         from ddtree.cli.replicas import serve_replicas as serve_here

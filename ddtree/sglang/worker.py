@@ -216,8 +216,8 @@ class DDTreeWorker(BaseSpecWorker):
     def _result(self, batch, result, tokens, accept_lengths: list[int], new_lengths) -> GenerationBatchResult:
         counts = torch.tensor(accept_lengths, dtype=torch.int32, device=self.device)
         kept = tokens
-        if not len(tokens) == len(accept_lengths) * self.num_nodes:
-            kept = torch.zeros(len(accept_lengths), self.num_nodes, dtype=torch.int64, device=self.device)
+        if len(tokens) == len(accept_lengths):  # of a prefill: one token a request
+            kept = torch.zeros(len(tokens), self.num_nodes, dtype=torch.int64, device=self.device)
             kept[:, 0] = tokens
             kept = kept.flatten()
         return GenerationBatchResult(
