@@ -227,6 +227,7 @@ def test_a_question_without_an_answer_is_not_asked_again(chromium):
     with serving(engine) as client, live(client.app) as url, visit(chromium, url) as page:
         engine.fail_next = "out of memory"
         ask(page, "one")
+        assert page.input_value("#prompt") == "one"  # to be asked again, or not
         ask(page, "two")
         ask(page, "three")
         prompts = [bytes(request.prompt_token_ids).decode() for request in engine.added]
@@ -244,6 +245,9 @@ def test_settings_reach_the_request(chromium):
         page.keyboard.press("Tab")
         assert page.input_value("#budget") == "3"
         ask(page, "hi")
+        page.fill("#budget-number", "")
+        page.keyboard.press("Tab")
+        assert page.input_value("#budget-number") == "3"
         page.check("#auto")
         ask(page, "hi")
         first, second, third = engine.added
@@ -305,7 +309,7 @@ def test_a_key_is_asked_for(chromium):
             page.keyboard.press("Enter")
         until(page, "document.getElementById('model').textContent === 'toy'")
         ask(page)
-        assert last_answer(page) == "hello"
+        assert last_answer(page) == "hello" and page.evaluate("document.activeElement.id") == "prompt"
         assert "secret" not in page.evaluate("JSON.stringify(localStorage)")
 
 

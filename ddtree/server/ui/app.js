@@ -92,11 +92,12 @@ async function answer() {
   const view = show(blank("assistant"));
   unfinished = () => view.message;
   try {
-    const { report, reason } = await ask(body(), (...piece) => {
+    view.around = (draw) => {
       const follows = atBottom();
-      view.add(...piece);
-      if (follows) toBottom();
-    });
+      draw();
+      if (follows) scrollDown();
+    };
+    const { report, reason } = await ask(body(), (...piece) => view.add(...piece));
     view.message.foot = footOf(report, reason);
     say(`Answer complete. ${view.message.foot}`);
   } catch (error) {
@@ -108,7 +109,7 @@ async function answer() {
       refuse(error, view);
     }
   }
-  view.draw();
+  view.around(() => view.draw());
   if (hasText(view.message)) conversation.messages.push(view.message);
 }
 
@@ -216,7 +217,8 @@ function show(message) {
 const say = (words) => ($("status").textContent = words);
 // On a small screen the whole page scrolls.
 const scroller = () => (getComputedStyle($("messages")).overflowY === "visible" ? document.scrollingElement : $("messages"));
-const toBottom = () => requestAnimationFrame(() => (scroller().scrollTop = scroller().scrollHeight));
+const scrollDown = () => (scroller().scrollTop = scroller().scrollHeight);
+const toBottom = () => requestAnimationFrame(scrollDown);
 
 function atBottom() {
   const { scrollHeight, scrollTop, clientHeight } = scroller();
@@ -310,6 +312,7 @@ $("open-settings").addEventListener("click", () => $("settings").showModal());
 $("key-dialog").addEventListener("close", () => {
   if (!$("key").value) return;
   key.set($("key").value);
+  $("prompt").focus();
   meet();
 });
 for (const event of ["beforeunload", "pagehide"]) addEventListener(event, leave);
@@ -317,7 +320,8 @@ document.addEventListener("visibilitychange", () => document.hidden && keepUnfin
 for (const id of KEPT_SETTINGS) $(id).addEventListener("input", settingsChanged);
 // The slider is too coarse for the small budgets that pay on a CPU.
 $("budget-number").addEventListener("change", () => {
-  $("budget").value = $("budget-number").value;
+  // An empty field is no budget: the one before holds.
+  if ($("budget-number").value) $("budget").value = $("budget-number").value;
   settingsChanged();
 });
 $("shade").addEventListener("change", () => {

@@ -35,6 +35,7 @@ export class MessageView {
     this.message = message;
     this.shaded = shaded;
     this.took = 0; // ms of the last drawing
+    this.around = (draw) => draw(); // what is done before and after it
     const user = message.role === "user";
     this.text = make("div", { class: user ? "text plain" : "text" });
     this.thoughtText = make("div", { class: "text" });
@@ -68,7 +69,7 @@ export class MessageView {
   schedule() {
     if (this.pending) return;
     this.pending = true;
-    setTimeout(() => requestAnimationFrame(() => this.draw()), Math.min(REST * this.took, LONGEST_REST_MS));
+    setTimeout(() => requestAnimationFrame(() => this.around(() => this.draw())), Math.min(REST * this.took, LONGEST_REST_MS));
   }
 
   draw() {

@@ -16,9 +16,13 @@ const SIZES = [
   { rows: Infinity, row: 6, text: false, merged: true },
 ];
 
-/** A token as it can be seen: white space by sign. */
+// Characters that show nothing, or that turn the text around them.
+const HIDDEN = /[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]/g;
+
+/** A token as it can be seen: white space by sign, what steers by its number. */
 export function visible(token) {
-  const shown = token.replaceAll("\n", "⏎").replaceAll("\t", "⇥").replaceAll(" ", "␣");
+  const signs = token.replaceAll("\n", "⏎").replaceAll("\t", "⇥").replaceAll(" ", "␣");
+  const shown = signs.replace(HIDDEN, (each) => `‹${each.charCodeAt(0).toString(16).padStart(2, "0")}›`);
   return shown || "∅";
 }
 
