@@ -3,11 +3,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+SGLANG := .sglang
 # The npm packages openai and @anthropic-ai/sdk (53 MB, 7 s); without them their test is skipped, or fails where CI is set.
 NPM_CLIENTS := npm install --prefix tests/server/npm --no-package-lock --ignore-scripts --no-audit --no-fund --loglevel=error || \
 	echo "WARNING: the npm clients could not be installed."
 
-.PHONY: setup serve test test-all test-clients browser lint clean
+.PHONY: setup serve test test-all test-clients sglang test-sglang browser lint clean
 
 setup: $(STAMP)
 
@@ -40,6 +41,21 @@ test-clients: setup
 	$(NPM_CLIENTS)
 	TEST_CLIENTS=1 $(BIN)/python -m pytest -q tests/server/test_clients.py tests/server/test_other_clients.py
 
+# SGLang beside ddtree in a virtual environment of its own: it pins other versions of what both use. 2 GB, two to four minutes.
+sglang: $(SGLANG)/.installed
+
+$(SGLANG)/.installed: tests/sglang/requirements.txt pyproject.toml
+	$(PYTHON) -m venv $(SGLANG)
+	$(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/sglang/requirements.txt
+	$(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps sglang==0.5.23 torchvision==0.28.0
+	$(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	touch $@
+
+# The plugin in real SGLang servers on the CPU, one of two ranks (docs/sglang.md says what is stood in for).
+test-sglang: sglang
+	PYTHONPATH=tests/sglang/stand_in $(SGLANG)/bin/ddtree fetch smollm2
+	PYTHONPATH=tests/sglang/stand_in OMP_NUM_THREADS=1 $(SGLANG)/bin/python -m pytest -q -rP tests/sglang
+
 # A headless Chromium, without which the tests of the chat page are skipped; wants root and apt, and does nothing elsewhere.
 browser:
 	@.ci/browser
@@ -48,4 +64,4 @@ lint: setup
 	$(BIN)/ruff check .
 
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) $(SGLANG) build *.egg-info

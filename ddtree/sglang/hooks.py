@@ -18,6 +18,7 @@ class Hook:
     module: str
     name: str  # dotted within the module
     parameters: tuple[str, ...] = ()
+    former_name: str | None = None  # what older releases call it
 
     def __str__(self) -> str:
         taking = f" taking {', '.join(self.parameters)}" if self.parameters else ""
@@ -30,7 +31,7 @@ REGISTRY = (
     Hook(f"{_SPECULATIVE}.spec_info", "SpeculativeAlgorithm.register", ("supports_overlap", "spec_class")),
     Hook(f"{_SPECULATIVE}.spec_registry", "CustomSpecAlgo.handle_server_args"),
     Hook(f"{_SPECULATIVE}.spec_registry", "CustomSpecAlgo.is_ngram"),
-    Hook("sglang.srt.arg_groups.choices", "add_attention_backend_choices"),
+    Hook("sglang.srt.server_args", "add_attention_backend_choices"),
 )
 WORKER = (
     Hook(f"{_SPECULATIVE}.base_spec_worker", "BaseSpecWorker.alloc_memory_pool"),
@@ -48,7 +49,12 @@ WORKER = (
         "commit_mamba_states_after_verify",
         ("target_worker", "batch", "accept_lens", "accept_index", "draft_token_num"),
     ),
-    Hook("sglang.srt.layers.logprob_processor", "compute_spec_logprobs", ("predict", "accept_index")),
+    Hook(
+        "sglang.srt.layers.logprob_processor",
+        "compute_spec_logprobs",
+        ("predict", "accept_index"),
+        former_name="compute_spec_v2_logprobs",
+    ),
     Hook(f"{_MANAGERS}.overlap_utils", "FutureMap"),
     Hook(f"{_MANAGERS}.schedule_batch", "FINISH_ABORT", ("message", "status_code", "err_type")),
     Hook(
@@ -70,7 +76,6 @@ WORKER = (
     Hook("sglang.srt.layers.attention.attention_registry", "register_attention_backend"),
     Hook("sglang.srt.distributed", "tensor_model_parallel_all_gather"),
     Hook("sglang.srt.distributed", "get_tp_group"),
-    Hook("sglang.srt.runtime_context", "get_spec"),
 )
 
 
@@ -100,7 +105,10 @@ def _fault(hook: Hook, load: Callable[[str], object]) -> str | None:
         found = load(hook.module)
     except ImportError as error:
         return f"{hook} ({error})"
-    for part in hook.name.split("."):
+    name = hook.name
+    if hook.former_name and not hasattr(found, name):
+        name = hook.former_name
+    for part in name.split("."):
         if not hasattr(found, part):
             return str(hook)
         found = getattr(found, part)

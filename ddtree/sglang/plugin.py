@@ -18,7 +18,7 @@ def register() -> None:
     if absent:
         logger.error("%s", refusal(absent))
         return
-    from sglang.srt.arg_groups.choices import add_attention_backend_choices
+    from sglang.srt.server_args import add_attention_backend_choices
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
     from ddtree.sglang.algorithm import DDTreeAlgorithm

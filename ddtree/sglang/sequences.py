@@ -41,13 +41,19 @@ class Sequences:
             sampling=sampling_of(params, self.vocab_size),
             seed=seed_of(req),
             tree_budget=budget,
-            eos_token_ids=frozenset() if params.ignore_eos else frozenset(req.eos_token_ids or ()),
+            eos_token_ids=frozenset() if params.ignore_eos else eos_token_ids_of(req),
             stop_token_ids=stops,
             grammar=None if req.grammar is None else SglangGrammar(req, self.vocab_size),
         )
         sequence = Sequence(0, request, tree_budget=budget)
         sequence.open_choice(self.vocab_size, self.device)
         return sequence
+
+
+def eos_token_ids_of(req) -> frozenset[int]:
+    """What ends a generation in SGLang: the model configuration's ids and the tokenizer's own."""
+    own = getattr(req.tokenizer, "eos_token_id", None)
+    return frozenset(req.eos_token_ids or ()) | ({own} if own is not None else set())
 
 
 def sampling_of(params, vocab_size: int) -> SamplingParams:

@@ -11,11 +11,10 @@ from http import HTTPStatus
 
 import numpy as np
 import torch
-from sglang.srt.layers.logprob_processor import compute_spec_logprobs
+from sglang.srt.layers import logprob_processor
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardMode
-from sglang.srt.runtime_context import get_spec
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from sglang.srt.speculative.ngram_info import NgramVerifyInput
 from sglang.srt.speculative.spec_utils import commit_mamba_states_after_verify, prepare_mamba_track_for_verify
@@ -40,15 +39,16 @@ logger = logging.getLogger(__name__)
 class DDTreeWorker(BaseSpecWorker):
     """One tensor-parallel rank's worker. Every rank drafts for the whole batch; the first one's word holds."""
 
-    def __init__(self, server_args, gpu_id: int, nccl_port: int, target_worker) -> None:
+    def __init__(self, server_args, target_worker, **more) -> None:
+        """`more` differs between releases and is not needed."""
         super().__init__()
         self._target_worker = target_worker
         runner = target_worker.model_runner
-        self.num_nodes: int = get_spec().speculative_num_draft_tokens
+        self.num_nodes: int = server_args.speculative_num_draft_tokens
         self.speculative_num_draft_tokens = self.num_nodes
         self.device = torch.device(runner.device)
         self.target = TargetFace(runner)
-        path = get_spec().speculative_draft_model_path
+        path = server_args.speculative_draft_model_path
         model = load_drafter(path, self.target.config, self.device, runner.dtype)
         self.target.capture(model.config.target_layer_ids)
         self.drafter = Drafter(model, self.target)
@@ -211,7 +211,11 @@ class DDTreeWorker(BaseSpecWorker):
 
     def _add_logprobs(self, batch, logits_output, predicted: torch.Tensor, index: torch.Tensor) -> None:
         """SGLang's own arithmetic: of the target's logits at temperature, before filters and penalties."""
-        compute_spec_logprobs(batch, logits_output, predicted, accept_index=index)
+        compute = getattr(logprob_processor, "compute_spec_logprobs", None)
+        if compute is not None:
+            compute(batch, logits_output, predicted, accept_index=index)
+        else:  # its name before 0.5.17, with the rows' width less one
+            logprob_processor.compute_spec_v2_logprobs(batch, logits_output, predicted, index, index.shape[1] - 1)
 
     def _result(self, batch, result, tokens, accept_lengths: list[int], new_lengths) -> GenerationBatchResult:
         counts = torch.tensor(accept_lengths, dtype=torch.int32, device=self.device)

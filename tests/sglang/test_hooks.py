@@ -61,3 +61,9 @@ def test_another_sglang_gets_the_list_in_its_log_and_starts(monkeypatch, caplog)
     with caplog.at_level(logging.ERROR):
         register()
     assert "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.register" in caplog.text
+
+
+def test_an_older_name_will_do():
+    hook = Hook("m", "verify", ("mask",), former_name="verify_v2")
+    assert missing([hook], FakeSGLang([Hook("m", "verify_v2", ("mask",))])) == []
+    assert missing([hook], FakeSGLang([Hook("m", "other")])) == ["m.verify taking mask"]
