@@ -8,6 +8,7 @@ sequence of a round in one launch per kind of memory.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,28 +29,26 @@ class PageTable:
         max_pages = -(-max_tokens // PAGE_SIZE)
         self.pages = torch.zeros(num_slots, max_pages, dtype=torch.int32, device=device)
         self.context_lengths = torch.zeros(num_slots, dtype=torch.int32, device=device)
-        self._given: list[list[int]] = [[] for _ in range(num_slots)]
+        self._given = [0] * num_slots
 
     @property
     def num_slots(self) -> int:
         return self.pages.shape[0]
 
-    def reserve(self, slot: int, num_tokens: int, allocator) -> None:
-        """Give `slot` pages for `num_tokens` tokens, staged rows included. MemoryError where none are left."""
-        given = self._given[slot]
-        missing = -(-num_tokens // PAGE_SIZE) - len(given)
-        if missing <= 0:
-            return
-        new = allocator.allocate(missing)
-        row = torch.tensor(new, dtype=torch.int32, device=self.pages.device)
-        self.pages[slot, len(given) : len(given) + missing] = row
-        given += new
+    def rows_given(self, slot: int) -> int:
+        """Tokens, staged rows included, that the slot's pages hold."""
+        return self._given[slot] * PAGE_SIZE
 
-    def release(self, slot: int, allocator) -> None:
-        """Take the slot's pages back and forget its tokens."""
-        if self._given[slot]:
-            allocator.release(self._given[slot])
-        self._given[slot] = []
+    def give(self, slot: int, pages: Sequence[int], first: int = 0) -> None:
+        """The slot's tokens lie in `pages`; those before place `first` are known already. Waits for nothing on the device."""
+        self._given[slot] = len(pages)
+        if len(pages) > first:
+            new = torch.tensor(pages[first:], dtype=torch.int32, pin_memory=self.pages.is_cuda)
+            self.pages[slot, first : len(pages)].copy_(new, non_blocking=True)
+
+    def take(self, slot: int) -> None:
+        """Take the slot's pages away and forget its tokens."""
+        self._given[slot] = 0
         self.pages[slot].fill_(NULL_PAGE)
         self.context_lengths[slot] = 0
 
@@ -74,6 +73,11 @@ class AttentionPool:
     @property
     def num_bytes(self) -> int:
         return self.key_pages.nbytes + self.value_pages.nbytes
+
+    @property
+    def page_bytes(self) -> int:
+        """Of one page: a page's tokens, all layers."""
+        return self.num_bytes // self.key_pages.shape[1]
 
     def write(
         self, keys: torch.Tensor, values: torch.Tensor, row_slots: torch.Tensor, places: torch.Tensor, table: PageTable
@@ -137,6 +141,25 @@ class RecurrentPool:
         inputs = self.inputs[..., : self.shape.conv_channels]
         causal_conv_commit_pooled(inputs, self.conv_states, slots, starts, path, path_lengths)
         gated_delta_commit_pooled(self.states, self.keys, self.solved, self.log_decays, slots, starts, path, path_lengths)
+
+    @property
+    def state_bytes(self) -> int:
+        """Of one slot's two states."""
+        return sum(states[:, 0].numel() * states.itemsize for states in (self.states, self.conv_states))
+
+    def read(self, slot: int) -> torch.Tensor:
+        """A copy of the slot's two states, [state_bytes] uint8."""
+        parts = (states[:, slot].contiguous().view(-1).view(torch.uint8) for states in (self.states, self.conv_states))
+        return torch.cat(tuple(parts))
+
+    def write(self, slot: int, state: torch.Tensor) -> None:
+        """Begin the slot with what `read` gave."""
+        start = 0
+        for states in (self.states, self.conv_states):
+            one = states[:, slot]
+            stop = start + one.numel() * one.itemsize
+            one.copy_(state[start:stop].view(states.dtype).view(one.shape))
+            start = stop
 
     def clear(self, slot: int) -> None:
         """The states before the first token."""

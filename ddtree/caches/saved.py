@@ -41,6 +41,9 @@ class SavedRows:
         """Copies, so that what they were part of can be freed."""
         return SavedRows(self.num_rows, tuple(tuple(tensor.clone() for tensor in layer) for layer in self.layers))
 
+    def release(self) -> None:
+        """Nothing to do: memory of its own goes with its last reference."""
+
 
 @dataclass(frozen=True, eq=False)
 class SavedState:
@@ -51,3 +54,6 @@ class SavedState:
     @property
     def num_bytes(self) -> int:
         return sum(tensor.nbytes for layer in self.layers for tensor in layer)
+
+    def release(self) -> None:
+        """Nothing to do, as for rows."""

@@ -57,7 +57,9 @@ def decode_round(
     with clock("verify"):
         target_tokens = target.verify(sequences, trees)
     with clock("accept"):
-        rounds = [contained(*each) for each in zip(sequences, trees, target_tokens, strict=True)]
+        # The longest path that the target itself would have written, cut where the request ends.
+        accepted = map(accept, trees, target_tokens)
+        rounds = [contained(*each) for each in zip(sequences, trees, accepted, strict=True)]
     with clock("commit"):
         for sequence, each in zip(sequences, rounds, strict=True):
             sequence.token_ids.extend(each.kept.token_ids.tolist())
@@ -79,19 +81,13 @@ def grow(sequence: Sequence, candidates) -> DraftTree:
     return sequence.prune(build_ddtree(sequence.root_token, candidates, sequence.build_budget))
 
 
-def contained(sequence: Sequence, tree: DraftTree, target_tokens: np.ndarray) -> Round:
-    """`conclude`; a fault in it, such as a watcher's, is the sequence's own and commits nothing."""
+def contained(sequence: Sequence, tree: DraftTree, acceptance: Acceptance) -> Round:
+    """`settle`; a fault in it, such as a watcher's, is the sequence's own and commits nothing."""
     try:
-        return conclude(sequence, tree, target_tokens)
+        return settle(sequence, tree, acceptance)
     except Exception as error:
         nothing = np.empty(0, dtype=np.int64)
-        aborted = Acceptance(nothing, sequence.root_token, nothing)
-        return Round(tree, Acceptance(np.zeros(1, np.int64), int(target_tokens[0]), target_tokens[:1]), aborted, None, error)
-
-
-def conclude(sequence: Sequence, tree: DraftTree, target_tokens: np.ndarray) -> Round:
-    """Accept the longest path that the target itself would have written, cut where the request ends."""
-    return settle(sequence, tree, accept(tree, target_tokens))
+        return Round(tree, acceptance, Acceptance(nothing, sequence.root_token, nothing), None, error)
 
 
 def settle(sequence: Sequence, tree: DraftTree, acceptance: Acceptance) -> Round:

@@ -13,7 +13,7 @@ import torch
 
 from ddtree.caches.pooled_rows import STEP, TREE, PooledRows, consecutive_rows
 from ddtree.engine.graphs import Graph, Marks
-from ddtree.engine.pooled_state import PooledState
+from ddtree.engine.pooled_state import NEVER, PooledState
 from ddtree.engine.stats import STAGES
 from ddtree.kernels.fused import argmax
 from ddtree.kernels.sample import choose_pooled, streams_pooled
@@ -78,6 +78,7 @@ class DeviceRound:
         if shape.max_budget:
             self.trees = TreeBuffers(count, shape.max_budget, device)
         self.report = torch.zeros(count, report_width(self.path_rows, shape.rows_each), dtype=torch.int64, device=device)
+        self.live_slots, self.live_budgets = self.slots, self.budgets
         self.num_real = 0  # sequences that take part; the others are padding
         self.lanes = [Lane(self, graphs, pool) for _ in range(2)]
         self._next = 0
@@ -88,7 +89,12 @@ class DeviceRound:
 
     def run(self, mark: Marks) -> None:
         """Emit at least one token for every sequence; the last one emitted is its next root."""
-        state, slots = self.state, self.slots
+        state, slots, budgets = self.state, self.slots, self.budgets
+        if state.ends is not None:
+            # Whoever ended in the last round, unknown to the host, takes part as padding does.
+            ended = state.ended[slots.long()]
+            slots, budgets = torch.where(ended, state.dummy, slots), torch.where(ended, -1, budgets)
+        self.live_slots, self.live_budgets = slots, budgets
         roots = state.roots[slots.long()]
         mark(0)
         if self.shape.max_budget:
@@ -103,23 +109,25 @@ class DeviceRound:
         mark(3)
         if self.shape.max_budget:
             path, lengths, emitted, bonus = self.accept(target_tokens)
+            kept, bonus = self.cut(lengths, emitted, bonus)
             mark(4)
-            state.target.pool.commit(slots, rows.starts, path, lengths)
+            state.target.pool.commit(slots, rows.starts, path, kept)
         else:  # one row each, permanent already
             path, lengths, emitted, bonus = torch.zeros_like(slots)[:, None], torch.ones_like(slots), target_tokens[:, None], target_tokens
+            kept, bonus = self.cut(lengths, emitted, bonus)
             mark(4)
-        self.commit(rows, path, lengths, bonus)
+        self.commit(rows, path, kept, bonus)
         self._report(path, lengths, emitted)
         mark(5)
 
     def draft(self, roots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The best tokens of each depth: ids and log-probabilities, [B, K - 1, M]."""
-        logits = self.state.drafter.draft(roots, self.slots, self.num_slots)
+        logits = self.state.drafter.draft(roots, self.live_slots, self.num_slots)
         num = min(self.shape.max_budget, logits.shape[-1])
         streams = temperatures = None
         if self.shape.sampled:
             depths = torch.arange(1, self.num_slots, device=roots.device)
-            streams, temperatures = self._sampling(self.slots.repeat_interleave(self.num_slots - 1), depths.repeat(len(roots)))
+            streams, temperatures = self._sampling(self.live_slots.repeat_interleave(self.num_slots - 1), depths.repeat(len(roots)))
         token_ids, log_probs = top_candidates_pooled(logits.flatten(0, 1), num, streams=streams, temperatures=temperatures)
         return token_ids.view(len(roots), -1, num), log_probs.view(len(roots), -1, num)
 
@@ -127,14 +135,14 @@ class DeviceRound:
         """The best prefixes below each root, packed."""
         table, trees = self.state.table, self.trees
         build_ddtree_pooled(
-            roots, *candidates, self.budgets, self.num_depths, self.shape.max_budget, self.slots, table.context_lengths, trees
+            roots, *candidates, self.live_budgets, self.num_depths, self.shape.max_budget, self.live_slots, table.context_lengths, trees
         )
         return PooledRows(
             mode=TREE,
             token_ids=trees.token_ids,
             positions=trees.positions,
             starts=trees.starts,
-            slots=self.slots,
+            slots=self.live_slots,
             row_slots=trees.row_slots,
             row_indices=trees.row_indices,
             parents=trees.parents,
@@ -156,14 +164,28 @@ class DeviceRound:
         """Follow the target's tokens: path [B, P], its lengths [B], emitted tokens [B, P], bonus tokens [B]."""
         return accept_pooled(self.trees, target_tokens, self.path_rows)
 
+    def cut(self, lengths: torch.Tensor, emitted: torch.Tensor, bonus: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """How much of each path is kept, as `engine.finish.scan` cuts it at a stop id or the last token that was asked for,
+        and the token there. Only where a slot's states are wanted afterwards; else they may go beyond the end."""
+        state, places = self.state, self.live_slots.long()
+        if state.ends is None:
+            return lengths, bonus
+        number = torch.arange(1, emitted.shape[1] + 1, dtype=torch.int32, device=emitted.device)
+        stops = (emitted[:, :, None] == state.stop_ids[places][:, None]).any(-1) & (number <= lengths[:, None])
+        stop = torch.where(stops, number, NEVER).amin(1)
+        left = state.ends[places] - state.table.context_lengths[places]
+        kept = torch.minimum(lengths, torch.minimum(stop, left))
+        state.ended.index_copy_(0, places, (kept == stop) | (kept == left))
+        return kept, emitted.gather(1, (kept.long() - 1).clamp_(min=0)[:, None])[:, 0]
+
     def commit(self, rows: PooledRows, path: torch.Tensor, lengths: torch.Tensor, bonus: torch.Tensor) -> None:
         """Count the path's tokens in; its features become the drafter's context; the bonus token is the next root."""
-        state, places = self.state, self.slots.long()
+        state, places = self.state, self.live_slots.long()
         state.table.context_lengths.index_add_(0, places, lengths)
         state.roots.index_copy_(0, places, bonus)
         if self.shape.absorbs and state.drafter is not None:
             index = (rows.starts[:-1, None] + path).long().clamp_(max=rows.num_rows - 1)
-            state.drafter.absorb(state.features[index], self.slots, lengths)
+            state.drafter.absorb(state.features[index], self.live_slots, lengths)
         state.table.context_lengths[state.dummy :].zero_()
 
     def _sampling(self, row_slots: torch.Tensor, depths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from ddtree.engine.decode_round import Round, settle
+from ddtree.engine.decode_round import Round, contained
 from ddtree.engine.device_round import DeviceRound, Lane, RoundShape
 from ddtree.engine.graphs import bucket_of
 from ddtree.engine.pooled_state import PooledState
@@ -35,7 +35,16 @@ class Flight(NamedTuple):
 
     device_round: DeviceRound
     sequences: list[Sequence]
+    budgets: list[int]
     lane: Lane
+
+    def again(self) -> Flight:
+        """The same round once more, for which all of the sequences' state is on the device already."""
+        return self._replace(lane=self.device_round.relaunch())
+
+    def rows_of(self, budget: int) -> int:
+        """Rows that a tree of so many nodes stages, its draft included."""
+        return max(1 + budget, self.device_round.num_slots) if budget else 1
 
 
 class DeviceRounds:
@@ -72,21 +81,43 @@ class DeviceRounds:
             clock.seconds[stage] += seconds
         if self.auto is not None:
             self.auto.timed(flight.device_round.shape, sum(stages.values()))
-        results = flight.device_round.read(report)
-        live = [(s, *result) for s, result in zip(flight.sequences, results, strict=True) if s in sequences]
+        places = [place for place, sequence in enumerate(flight.sequences) if sequence in sequences]
+        results = flight.device_round.read(report[places])  # of those that have left there may be nothing to read
+        live = [(flight.sequences[place], *result) for place, result in zip(places, results, strict=True)]
         if self.auto is not None:
             self.auto.observe(live)
         return [(sequence, self._settle(sequence, tree, acceptance)) for sequence, tree, acceptance in live]
 
     def _settle(self, sequence: Sequence, tree: DraftTree | None, acceptance: Acceptance) -> Round:
-        each = settle(sequence, tree or DraftTree.root_only(sequence.root_token), acceptance)
+        tree = tree or DraftTree.root_only(sequence.root_token)
+        each = contained(sequence, tree, acceptance)
+        state = sequence.target_state
+        state.exact = each.kept.acceptance_length == self._kept_on_device(sequence, acceptance, each.finish is not None)
         sequence.token_ids.extend(each.kept.token_ids.tolist())
         return each
 
-    def drain(self) -> None:
-        """Forget the rounds in flight, once they are done; what they emitted is lost, so only for sequences that leave."""
+    def _kept_on_device(self, sequence: Sequence, acceptance: Acceptance, ended: bool) -> int:
+        """Tokens of this round that the slot has gone on by (`DeviceRound.cut`); -1 if a round in vain has taken it further."""
+        stops = sequence.target_state.stops
+        token_ids = acceptance.token_ids[: sequence.num_remaining].tolist()
+        stop = next((place for place, token_id in enumerate(token_ids, 1) if token_id in stops), None)
+        if ended and stop is None and len(token_ids) < sequence.num_remaining and self._takes_part(sequence):
+            return -1  # only the host saw an end
+        return len(token_ids) if stop is None else stop
+
+    def _takes_part(self, sequence: Sequence) -> bool:
+        return any(sequence is each for flight in self._flying for each in flight.sequences)
+
+    def drain(self, sequences: SequenceOf[Sequence] | None = None) -> None:
+        """Forget the rounds in flight that any of these take part in (None: all), once they are done; what they emitted is
+        lost, so only for sequences that leave or begin again."""
+        left = deque()
         while self._flying:
-            self._flying.popleft().lane.wait()
+            flight = self._flying.popleft()
+            flight.lane.wait()
+            if sequences is not None and not any(s in sequences for s in flight.sequences):
+                left.append(flight)
+        self._flying = left
 
     @property
     def flying(self) -> bool:
@@ -100,7 +131,7 @@ class DeviceRounds:
 
     def shape_of(self, sequences: SequenceOf[Sequence]) -> RoundShape:
         """The least captured shape that holds a round of these."""
-        budget = bucket_of(max(s.tree_budget if s.drafts else 0 for s in sequences), BUDGETS)
+        budget = bucket_of(max(budget_of(s) for s in sequences), BUDGETS)
         return RoundShape(
             num_sequences=bucket_of(len(sequences), BATCHES),
             max_budget=budget,
@@ -122,21 +153,29 @@ class DeviceRounds:
     def _run_ahead(self, flight: Flight) -> None:
         """Launch the round after `flight` before that one's tokens are known, unless it could be in vain for sure."""
         most = flight.device_round.path_rows
-        if all(s.num_remaining > 2 * most for s in flight.sequences) and self.takes(flight.sequences, ahead=2 * most):
-            self._flying.append(Flight(flight.device_round, flight.sequences, flight.device_round.relaunch()))
+        go_on = all(s.num_remaining > 2 * most for s in flight.sequences) and self.takes(flight.sequences, ahead=2 * most)
+        if go_on and self._holds(flight, [most] * len(flight.sequences)):
+            self._flying.append(flight.again())
+
+    def _holds(self, flight: Flight, ahead: list[int]) -> bool:
+        """Whether each sequence may have its tree of this flight again, and has the pages for it, so many tokens from now."""
+        given = self.state.table.rows_given
+        return all(
+            budget == budget_of(s) and s.context_length + more + flight.rows_of(budget) <= given(s.target_state.slot)
+            for s, budget, more in zip(flight.sequences, flight.budgets, ahead, strict=True)
+        )
 
     def _go_on(self, flight: Flight, emitted: list[list[int]]) -> None:
         """Launch the next round of the same sequences, if none may have ended; the host has not taken in their tokens yet."""
         sequences = flight.sequences
         if any(map(may_end, sequences, emitted)) or not self.takes(sequences):
             return
-        before = [sequence.tree_budget for sequence in sequences]
         if self.auto is not None:
             self.auto.plan(sequences)
-        if before == [sequence.tree_budget for sequence in sequences]:
-            # All of their state is on the device already.
-            self._flying.append(Flight(flight.device_round, sequences, flight.device_round.relaunch()))
-        else:
+        ahead = [len(token_ids) for token_ids in emitted]
+        if self._holds(flight, ahead):
+            self._flying.append(flight.again())
+        elif self._holds(flight._replace(budgets=[budget_of(s) for s in sequences]), ahead):
             self._upload(sequences, [token_ids[-1] for token_ids in emitted])
 
     def _launch(self, sequences: list[Sequence]) -> None:
@@ -148,9 +187,14 @@ class DeviceRounds:
     def _upload(self, sequences: list[Sequence], roots: list[int]) -> None:
         device_round = self.prepare(self.shape_of(sequences))
         slots = [sequence.target_state.slot for sequence in sequences]
-        budgets = [sequence.tree_budget if sequence.drafts else 0 for sequence in sequences]
+        budgets = [budget_of(sequence) for sequence in sequences]
         depths = [min(budget, device_round.num_slots - 1) for budget in budgets]
-        self._flying.append(Flight(device_round, sequences, device_round.launch(slots, roots, budgets, depths)))
+        self._flying.append(Flight(device_round, sequences, budgets, device_round.launch(slots, roots, budgets, depths)))
+
+
+def budget_of(sequence: Sequence) -> int:
+    """Most nodes of its next tree."""
+    return sequence.tree_budget if sequence.drafts else 0
 
 
 def suits(sequence: Sequence) -> bool:

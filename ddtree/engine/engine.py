@@ -15,9 +15,9 @@ from ddtree.engine.book import record, traced
 from ddtree.engine.config import EngineConfig
 from ddtree.engine.decode_round import CommitFailed, Round, decode_round
 from ddtree.engine.finish import Finish, scan
-from ddtree.engine.memory import is_out_of_memory, memory_for
+from ddtree.engine.memory import Memory, is_out_of_memory, memory_for
 from ddtree.engine.prefix import PrefixCache
-from ddtree.engine.recall import recall, remember, remember_prefilled
+from ddtree.engine.recall import AnyPrefix, recall, remember, remember_prefilled
 from ddtree.engine.request import AUTO, Emission, Request, RoundCount, RoundTrace
 from ddtree.engine.room import limited
 from ddtree.engine.scheduler import Scheduler
@@ -34,13 +34,18 @@ log = logging.getLogger(__name__)
 class Engine:
     """Owned by one thread. `add` requests, then `step` while `has_work`."""
 
-    def __init__(self, target, drafter, config: EngineConfig, vocab_size: int):
+    def __init__(
+        self, target, drafter, config: EngineConfig, vocab_size: int, *, memory: Memory | None = None, prefix: AnyPrefix = None
+    ):
+        """`memory` and `prefix`: those of pools; by default what `config` says, over a buffer for each sequence."""
         self.target, self.drafter = target, drafter
         self.vocab_size = vocab_size
         self.auto: AutoBudget | None = None  # who chooses for requests of tree_budget "auto"
         self.device_rounds: DeviceRounds | None = None  # runs rounds that need nothing of the host; None without pools
-        self.memory = memory_for(target, drafter, config)
-        self.prefix = PrefixCache(config.prefix_bytes, self.memory) if config.prefix_bytes else None
+        self.memory, self.prefix = memory, prefix
+        if memory is None:
+            self.memory = memory_for(target, drafter, config)
+            self.prefix = PrefixCache(config.prefix_bytes, self.memory) if config.prefix_bytes else None
         self.scheduler = Scheduler(config, self.memory, self.prefix, self.block_size or 0)
         self._ids = itertools.count()
         self._decoded_last = False
@@ -80,7 +85,7 @@ class Engine:
         `max_running` of the longest would have."""
         running = list(self.scheduler.running)
         if self.memory is not None:
-            return sum(len(sequence.pages) for sequence in running) / self.memory.pages.num_pages
+            return self.memory.num_pages_of(running) / self.memory.pages.num_pages
         return sum(sequence.context_length for sequence in running) / (self.config.max_context * self.config.max_running)
 
     def memory_facts(self) -> dict[str, int]:
@@ -212,9 +217,7 @@ class Engine:
         if self.memory is None:
             return
         for sequence in sequences:
-            for state in (sequence.target_state, sequence.drafter_state):
-                if hasattr(state, "reserve"):
-                    state.reserve(self.memory.rows_held(sequence))
+            self.memory.reserve(sequence)
 
     def _prefill_chunk(self) -> list[Emission]:
         """As many prompt tokens as a step may take: of one sequence, and of others that come to their end with it."""
@@ -309,12 +312,15 @@ class Engine:
             return [self._fail(sequences[0], error)]
         log.error("a round of requests %s failed", [s.request_id for s in sequences], exc_info=error)
         if self.device_rounds is not None:
-            self.device_rounds.drain()
+            self.device_rounds.drain(sequences)
         emissions = []
         for sequence in sequences:
             self._close(sequence)
             sequence.suspect = True
-            emissions += self._contained(sequence, self._open)
+            if self.memory is not None and self.memory.shares:
+                self.scheduler.preempt(sequence)  # others may read its pages: it begins again with new ones
+            else:
+                emissions += self._contained(sequence, self._open)
         return emissions
 
     def _emit(

@@ -16,7 +16,7 @@ import torch
 from ddtree.caches.pooled_rows import PREFILL, TREE, PooledRows, consecutive_rows
 from ddtree.engine.drafter import Drafter
 from ddtree.engine.graphs import Graph, bucket_of
-from ddtree.engine.pooled_state import PooledState, SlotState
+from ddtree.engine.pooled_state import PooledState
 from ddtree.engine.sequence import Sequence
 from ddtree.engine.target import Target
 from ddtree.tree.draft_tree import DraftTree
@@ -32,11 +32,8 @@ class GraphTarget(Target):
         self._last: Verifier | None = None
 
     def open(self, sequence: Sequence) -> None:
-        request = sequence.request
-        slot = self.state.open(len(request.prompt_token_ids) + request.max_tokens)
-        sequence.target_state = SlotState(slot)
+        sequence.target_state = self.state.begin(sequence.request)
         sequence.open_choice(self.model.config.vocab_size, self.device)
-        self.state.set_sampling(slot, request)
 
     def close(self, sequence: Sequence) -> None:
         if sequence.target_state is not None:

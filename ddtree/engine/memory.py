@@ -6,6 +6,8 @@ one number says what fits. Buffers are as large as the pages held: `hold` first,
 
 from __future__ import annotations
 
+from collections.abc import Sequence as SequenceOf
+
 from ddtree.caches.pages import OutOfPages, PageAllocator
 from ddtree.caches.saved import CacheSize
 from ddtree.engine.config import EngineConfig
@@ -18,6 +20,9 @@ SLACK_SHARE, LEAST_SLACK = 8, 4  # an eighth of the pages held, and at least so 
 
 class Memory:
     """The account. `size`: what a token and a sequence take, target and drafter added up."""
+
+    rows_ahead = 0  # behind a round's staged rows, for one that is launched before this one's tokens are known
+    shares = False  # whether a sequence's pages may be others' as well, so that it cannot be computed again in them
 
     def __init__(self, size: CacheSize, limit_bytes: int, page_size: int = PAGE_SIZE) -> None:
         """ValueError where the limit does not hold one sequence of one page."""
@@ -63,8 +68,7 @@ class Memory:
         missing = self.missing(sequence, num_rows)
         if not missing:
             return True
-        slack = max(len(sequence.pages) // SLACK_SHARE, LEAST_SLACK) if sequence.pages else 0
-        for count in (missing + slack, missing):
+        for count in (missing + self._slack(sequence), missing):
             try:
                 sequence.pages += self.pages.allocate(count)
                 return True
@@ -76,6 +80,19 @@ class Memory:
         """Take back all that the sequence holds."""
         self.pages.release(sequence.pages)
         sequence.pages = []
+
+    def reserve(self, sequence: Sequence) -> None:
+        """Buffers as large as the pages that the sequence holds."""
+        for state in (sequence.target_state, sequence.drafter_state):
+            if hasattr(state, "reserve"):
+                state.reserve(self.rows_held(sequence))
+
+    def num_pages_of(self, sequences: SequenceOf[Sequence]) -> int:
+        """Pages that the sequences hold together."""
+        return sum(len(sequence.pages) for sequence in sequences)
+
+    def _slack(self, sequence: Sequence) -> int:
+        return max(len(sequence.pages) // SLACK_SHARE, LEAST_SLACK) if sequence.pages else 0
 
 
 def cache_size(target, drafter) -> CacheSize | None:

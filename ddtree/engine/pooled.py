@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ddtree.caches.pools import PAGE_SIZE
 from ddtree.engine.config import EngineConfig
 from ddtree.engine.device_rounds import BUDGETS, DeviceRounds
 from ddtree.engine.drafter import Drafter
 from ddtree.engine.engine import Engine
 from ddtree.engine.free_memory import free_memory
 from ddtree.engine.graph_actors import GraphDrafter, GraphTarget
+from ddtree.engine.paged_prefix import PagedPrefixCache
+from ddtree.engine.pooled_memory import PooledMemory
 from ddtree.engine.pooled_state import PooledState
 from ddtree.engine.target import Target
 
@@ -28,18 +31,30 @@ def pooled_engine(
 ) -> Engine:
     """The engine of a target and a drafter (or None) over pools for `num_tokens` tokens of all sequences together.
 
-    `num_tokens` defaults to what `max_running` sequences of `max_context` hold. A round verifies up to `max_rows` rows of all
-    sequences, or the largest tree if that has more. ValueError for a target that has no pooled form.
+    `num_tokens` defaults to what `max_running` sequences of `max_context` hold; with fewer they are preempted where pages run
+    out. Prefixes are remembered in up to `config.prefix_bytes` of the same pages. A round verifies up to `max_rows` rows of all
+    sequences, or the largest tree if that has more. ValueError for a target that has no pooled form, or where one sequence of
+    `max_context` does not fit.
     """
     most_nodes = 1 + (config.max_tree_budget if drafter_model is not None else 0)
     max_rows = max(most_nodes, max_rows)
     tokens = config.max_running * config.max_context if num_tokens is None else num_tokens
     slots = max(config.max_running, LEAST_SLOTS)
-    state = PooledState(model, drafter_model, slots, tokens, config.max_context, max_rows)
-    config = replace(config, max_rows=min(config.max_rows or max_rows, max_rows))
+    keeps_states = config.prefix_bytes > 0
+    state = PooledState(model, drafter_model, slots, tokens, config.max_context, max_rows, keeps_states=keeps_states)
+    memory = PooledMemory(state)
+    if memory.most_tokens < config.max_context:
+        raise ValueError(
+            f"the pools hold {memory.most_tokens} tokens, max_context is {config.max_context}: raise the one or lower the other"
+        )
+    # No more for states than for the rows between them.
+    every = max(config.snapshot_every, PAGE_SIZE * state.store.pages_of(state.state_bytes))
+    config = replace(config, max_rows=min(config.max_rows or max_rows, max_rows), snapshot_every=every)
+    prefix = PagedPrefixCache(config.prefix_bytes, memory) if config.prefix_bytes else None
     buckets = tuple(sorted({1 + budget for budget in BUDGETS if budget < max_rows} | {max_rows}))
     drafter = GraphDrafter(state, graphs=graphs) if drafter_model is not None else None
-    engine = Engine(GraphTarget(state, buckets, graphs=graphs), drafter, config, model.config.vocab_size)
+    target = GraphTarget(state, buckets, graphs=graphs)
+    engine = Engine(target, drafter, config, model.config.vocab_size, memory=memory, prefix=prefix)
     engine.device_rounds = DeviceRounds(state, graphs=graphs)
     return engine
 
@@ -50,7 +65,8 @@ def without_pools(engine: Engine) -> Engine:
         return engine
     model, layers = engine.target.model, engine.target.feature_layers
     drafter = Drafter(engine.drafter.model, model) if engine.drafter is not None else None
-    return Engine(Target(model, layers), drafter, engine.config, engine.vocab_size)
+    config = replace(engine.config, cache_bytes=0, prefix_bytes=0)
+    return Engine(Target(model, layers), drafter, config, engine.vocab_size)
 
 
 def tokens_that_fit(model, drafter_model, max_running: int, max_rows: int, memory_share: float = 0.9) -> int:

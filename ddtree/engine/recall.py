@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import logging
 
-from ddtree.engine.prefix import LEAST_TOKENS, PrefixCache, is_stateful, remembers
+from ddtree.engine.paged_prefix import PagedPrefixCache
+from ddtree.engine.prefix import PrefixCache
+from ddtree.engine.prefix_tree import LEAST_TOKENS
 from ddtree.engine.sequence import Sequence
 
 log = logging.getLogger(__name__)
 
+AnyPrefix = PrefixCache | PagedPrefixCache | None
 
-def recall(prefix: PrefixCache | None, sequence: Sequence, snapshot_every: int) -> None:
+
+def recall(prefix: AnyPrefix, sequence: Sequence, snapshot_every: int) -> None:
     """Before the first chunk: take over the longest known prefix, and plan where a hybrid's state will be remembered."""
-    if prefix is None or not remembers(sequence):
+    if prefix is None or not prefix.remembers(sequence):
         return
     ids = sequence.prefill_ids
     found = prefix.find(sequence, ids)
@@ -21,7 +25,7 @@ def recall(prefix: PrefixCache | None, sequence: Sequence, snapshot_every: int) 
         sequence.num_prefilled = found.length
         if not sequence.num_emitted and not sequence.stats.preemptions:
             sequence.stats.cached_tokens = found.length
-    if is_stateful(sequence) and not sequence.num_emitted:
+    if prefix.is_stateful(sequence) and not sequence.num_emitted:
         sequence.boundaries = boundaries_of(sequence, found.branch, snapshot_every)
 
 
@@ -34,18 +38,18 @@ def boundaries_of(sequence: Sequence, branch: int, snapshot_every: int) -> list[
     return sorted(b for b in wanted if max(sequence.num_prefilled + 1, LEAST_TOKENS) <= b < length)
 
 
-def remember_prefilled(prefix: PrefixCache | None, sequence: Sequence) -> None:
+def remember_prefilled(prefix: AnyPrefix, sequence: Sequence) -> None:
     """After a chunk: what was planned, or, where rows say it all, the whole prompt."""
-    if prefix is None or sequence.num_emitted or not remembers(sequence):
+    if prefix is None or sequence.num_emitted or not prefix.remembers(sequence):
         return
     count, prompt = sequence.num_prefilled, sequence.request.prompt_token_ids
-    if count in sequence.boundaries or (count == len(prompt) and not is_stateful(sequence)):
+    if count in sequence.boundaries or (count == len(prompt) and not prefix.is_stateful(sequence)):
         prefix.add(sequence, prompt[:count])
 
 
-def remember(prefix: PrefixCache | None, sequence: Sequence, drafter) -> None:
+def remember(prefix: AnyPrefix, sequence: Sequence, drafter) -> None:
     """At the end of an answer: all that is committed, for the next turn. A fault here costs the memory, not the answer."""
-    if prefix is None or not remembers(sequence) or sequence.prefilling:
+    if prefix is None or not prefix.remembers(sequence) or sequence.prefilling:
         return
     try:
         if sequence.drafts and sequence.pending_features:

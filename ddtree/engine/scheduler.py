@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from ddtree.engine.config import EngineConfig
 from ddtree.engine.memory import Memory
-from ddtree.engine.prefix import PrefixCache
+from ddtree.engine.recall import AnyPrefix
 from ddtree.engine.room import share_rows
 from ddtree.engine.sequence import Sequence
 
@@ -20,7 +20,7 @@ LEAST_CHUNK = 16  # prompt tokens beside decoding, however slow they are
 class Scheduler:
     """The queue and the running sequences of one engine."""
 
-    def __init__(self, config: EngineConfig, memory: Memory | None, prefix: PrefixCache | None, block_size: int) -> None:
+    def __init__(self, config: EngineConfig, memory: Memory | None, prefix: AnyPrefix, block_size: int) -> None:
         """`block_size`: rows that a draft stages; 0 without a drafter."""
         self.config, self.memory, self.prefix, self.block_size = config, memory, prefix, block_size
         self.waiting: list[Sequence] = []  # by arrival; a preempted sequence is back in its old place
@@ -118,6 +118,15 @@ class Scheduler:
         self.rows_limit = max(num_rows // 2, num_sequences)
 
     def _admissible(self, sequence: Sequence) -> bool:
+        """Hold what it needs to begin with, beside what it may be lent; nothing of both if that does not fit."""
+        if self.prefix is not None:
+            self.prefix.lend(sequence)
+        fits = self._begins(sequence)
+        if not fits:
+            self.memory.release(sequence)
+        return fits
+
+    def _begins(self, sequence: Sequence) -> bool:
         """Hold what it needs to begin with, if what runs keeps a page each to grow by."""
         memory, tokens = self.memory, len(sequence.token_ids)
         wanted, least = tokens + self._staged(sequence), tokens + 1
@@ -139,8 +148,8 @@ class Scheduler:
         wanted = sequence.most_nodes
         if self.memory is None:
             return wanted
-        committed = sequence.context_length
-        if self._hold(sequence, committed + self._staged(sequence)):
+        committed, staged = sequence.context_length, self._staged(sequence)
+        if any(self._hold(sequence, committed + staged + ahead) for ahead in (self.memory.rows_ahead, 0)):
             return wanted
         if not self._hold(sequence, committed + 1):
             return None

@@ -59,6 +59,7 @@ class Sequence:
     prefilling: bool = True
     boundaries: list[int] = field(default_factory=list)  # where its prefill stops to remember a hybrid's state, ascending
     pages: list[int] = field(default_factory=list)  # of the engine's account (engine.memory)
+    loan: Any = None  # owned by the prefix cache over pools: what its caches will begin with
     suspect: bool = False  # a round that it took part in failed: the next one is its own
     stats: RequestStats = field(default_factory=RequestStats)
     submitted_at: float = field(default_factory=time.perf_counter)
