@@ -6,7 +6,8 @@ All configurations answer each prompt in turn, in an order that turns around, so
 Per prompt set the best fixed configuration (plain and chain included) is chosen on one half of the prompts and compared with
 on the other, and the halves then change places. A ratio is pooled: auto's tokens per second over the other's, over the same
 prompts; its 95 % interval comes from a bootstrap over prompts. `reaches` says whether the interval reaches -3 %: its upper
-end is at least 0.97, `holds` whether all of it lies above. Decode speed: tokens after the first over the time of the rounds.
+end is at least 0.97, `holds` whether all of it lies above. A budget named with ":factorised" leaves the adapter out, and
+`conditioned_over_factorised` compares it with itself. Decode speed: tokens after the first over the time of the rounds.
 The last line is JSON.
 """
 
@@ -28,7 +29,7 @@ from benchmarks.speed import cpu_name, resident_bytes
 DRAWS = 4000
 FLOOR = 0.97
 LEAST_TOKENS = 16  # shorter answers are left out: their speed says nothing
-AUTO, CHAIN, PLAIN = "auto", "chain", "0"
+AUTO, CHAIN, PLAIN, FACTORISED = "auto", "chain", "0", ":factorised"
 
 
 def main() -> int:
@@ -47,7 +48,7 @@ def main() -> int:
         "settings": {name: str(value) for name, value in vars(args).items() if name not in ("out", "prompts")},
         "answers_skipped": skipped,
         "answers_that_differ_from_plain": [[p, c] for p, row in runs.items() for c in configs if c in row["differs"]],
-        "cost_model": engines[AUTO].auto.cost.as_json(),
+        "cost_model": engines[AUTO].auto.cost.as_json() if hasattr(engines[AUTO].auto, "cost") else engines[AUTO].auto.describe(),
         "start_s": started_s,
         "device": torch.cuda.get_device_name() if engines[AUTO].target.device.type == "cuda" else cpu_name(),
         "torch": torch.__version__,
@@ -79,6 +80,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--max-context", type=int)
     parser.add_argument("--measure-s", type=float, default=8.0, help="time for the cost model, which is not read from the cache")
     parser.add_argument("--out", type=Path)
     return parser.parse_args()
@@ -95,9 +97,9 @@ def load(args):
 
     begun = time.perf_counter()
     source = resolve(args.model, args.drafter)
-    engine = load_engine(source.target, source.drafter, device=args.device, dtype=args.dtype)
+    engine = load_engine(source.target, source.drafter, device=args.device, dtype=args.dtype, max_context=args.max_context)
     loaded = time.perf_counter()
-    start_auto(engine, acceptance_of(source.drafter), limit_s=args.measure_s)
+    start_auto(engine, acceptance_of(source.drafter, engine), limit_s=args.measure_s)
     seconds = {"load": round(loaded - begun, 2), "measure": round(time.perf_counter() - loaded, 2)}
     return defaultdict(lambda: engine, {CHAIN: chain_engine(engine)}), Tokenizer.load(source.target), seconds
 
@@ -144,10 +146,13 @@ def answer(engine, tokenizer, text: str, config: str, args):
 
     rendered = render_chat(tokenizer, [{"role": "user", "content": text}])
     prompt = tuple(tokenizer.encode(rendered, add_special_tokens=False))
+    config, _, without = config.partition(":")
     budget = AUTO if config == AUTO else engine.block_size - 1 if config == CHAIN else int(config)
     sampling = SamplingParams(temperature=args.temperature, top_p=args.top_p)
     eos = frozenset(tokenizer.eos_token_ids)
-    emission = engine.generate(Request(prompt, args.max_tokens, sampling, SEED, tree_budget=budget, eos_token_ids=eos))
+    emission = engine.generate(Request(
+        prompt, args.max_tokens, sampling, SEED, tree_budget=budget, eos_token_ids=eos, scoring="factorised" if without else None
+    ))
     return emission.token_ids, emission.stats
 
 
@@ -156,7 +161,8 @@ def judge(runs: dict, configs: list[str]) -> dict | None:
     if len(runs) < 2:
         return None
     table = {config: np.array([row[config] for row in runs.values()]) for config in configs}  # [prompts, 4]
-    fixed = [config for config in configs if config != AUTO]
+    fixed = [config for config in configs if not config.startswith(AUTO)]
+    pairs = [config for config in configs if config + FACTORISED in configs]
     halves = [np.arange(len(runs)) % 2 == 0, np.arange(len(runs)) % 2 == 1]
     best = [max(fixed, key=lambda config, other=halves[1 - i]: speed(table[config][other])) for i in (0, 1)]
     rival = np.where(halves[0][:, None], table[best[0]], table[best[1]])
@@ -170,8 +176,18 @@ def judge(runs: dict, configs: list[str]) -> dict | None:
         "best_of_the_other_half": best,
         "auto_over_best": compare(auto, rival),
         "auto_over_plain": compare(auto, table[PLAIN]),
+        "conditioned_over_factorised": {
+            config: compare(table[config], table[config + FACTORISED])
+            | {"acceptance": round(float(lengths(table[config]) / lengths(table[config + FACTORISED])), 4)}
+            for config in pairs
+        },
         "auto_over_each": {config: round(float(speed(auto) / speed(table[config])), 4) for config in fixed},
     }
+
+
+def lengths(rows: np.ndarray) -> float:
+    """Pooled tokens per round of rows [n, 4]."""
+    return rows[:, 0].sum() / rows[:, 3].sum()
 
 
 def speed(rows: np.ndarray) -> float:

@@ -44,7 +44,10 @@ def make_engine(args):
     limit = min(args.max_context, target.config.context_limit)
     config = EngineConfig(max_context=limit, max_tree_budget=max(args.max_tree_budget, *args.budgets), max_running=most)
     rows = most * (1 + max(args.budgets))
-    engine = pooled_engine(target, drafter, config, max_rows=min(rows, args.max_rows))
+    from ddtree.engine.loading import load_conditioning
+
+    conditioning = None if args.shapes else load_conditioning(args.adapter, args.drafter, drafter, target)
+    engine = pooled_engine(target, drafter, config, max_rows=min(rows, args.max_rows), conditioning=conditioning)
     if args.shapes:
         engine.device_rounds = DeviceRounds(engine.device_rounds.state, round_type=SyntheticRound)
     return engine
@@ -110,6 +113,7 @@ def main() -> int:
     parser.add_argument("--target", type=Path)
     parser.add_argument("--drafter", type=Path)
     parser.add_argument("--prompts", type=Path)
+    parser.add_argument("--adapter", default="auto", help='a folder, or "none"')
     parser.add_argument("--concurrency", type=numbers, default=[1, 2, 4, 8, 16, 32, 64])
     parser.add_argument("--budgets", type=numbers, default=[16, 64])
     parser.add_argument("--seconds", type=float, default=1.5)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ddtree.bench.chain import chain_engine
-from ddtree.bench.output import AUTO, CHAIN, PLAIN, Output
+from ddtree.bench.output import AUTO, CHAIN, FACTORISED, PLAIN, Output
 from ddtree.bench.ties import near_tie
 from ddtree.bench.workloads import Item, Prompt, answer_all
 from ddtree.engine.engine import Engine
@@ -94,6 +94,7 @@ class Offline:
     def request(self, item: Item, config: str) -> Request:
         """The request of one item under one configuration."""
         settings = self.settings
+        config, scoring = (config.removesuffix(FACTORISED), "factorised") if config.endswith(FACTORISED) else (config, None)
         budget = self.engine.block_size - 1 if config == CHAIN else config if config == AUTO else int(config)
         return Request(
             prompt_token_ids=self.text.encode(item.as_messages()),
@@ -101,6 +102,7 @@ class Offline:
             sampling=settings.sampling,
             seed=settings.seed,
             tree_budget=budget,
+            scoring=scoring,
             eos_token_ids=frozenset() if settings.ignore_eos else self.text.eos_token_ids,
         )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 PLAIN = "0"  # the configuration that every other is compared with
 CHAIN = "chain"
+FACTORISED = ":factorised"  # after a budget: the drafter's own scores, though there is an adapter
 AUTO = "auto"  # the budget chosen each round by cost
 
 

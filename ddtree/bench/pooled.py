@@ -31,9 +31,10 @@ def summarise(outputs: Sequence[Output], seed: int = 0) -> dict[str, dict]:
     }
 
 
-def config_order(config: str) -> tuple[int, int]:
-    """Plain first, then the chain, then auto, then trees by budget."""
-    return ({PLAIN: 0, CHAIN: 1, AUTO: 2}.get(config, 3), int(config) if config.isdigit() else 0)
+def config_order(config: str) -> tuple[int, int, bool]:
+    """Plain first, then the chain, then auto, then trees by budget, each before itself without the adapter."""
+    name, _, without = config.partition(":")
+    return ({PLAIN: 0, CHAIN: 1, AUTO: 2}.get(name, 3), int(name) if name.isdigit() else 0, bool(without))
 
 
 def quantiles(values: Sequence[float]) -> dict | None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from ddtree.bench.offline import Settings
-from ddtree.bench.output import AUTO, CHAIN, PLAIN, Output
+from ddtree.bench.output import AUTO, CHAIN, FACTORISED, PLAIN, Output
 from ddtree.bench.validity import SHORTEST
 from ddtree.bench.workloads import Item, Prompt, answer_all
 from ddtree.client import HttpNoise, ServerClient
@@ -145,7 +145,8 @@ class Serving:
             "stream": True,
             "stream_options": {"include_usage": True},
             "return_token_ids": True,
-            "tree_budget": config if config == AUTO else int(config),
+            "tree_budget": AUTO if config.startswith(AUTO) else int(config.removesuffix(FACTORISED)),
+            **({"scoring": "factorised"} if config.endswith(FACTORISED) else {}),
             # Every prompt is asked several times: one found in a cache would flatter whoever comes second.
             "cache_prompt": False,
             "cache_salt": secrets.token_hex(8),  # the same to servers that know vLLM's field alone

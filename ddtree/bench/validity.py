@@ -95,7 +95,7 @@ def fallback_of(output: Output) -> str | None:
         return None if output.mode in (None, "target_only") else f"budget 0 ran in mode {output.mode}"
     if output.mode is None:
         return "the server does not say how it decoded (no `ddtree` object): it may have ignored tree_budget"
-    if output.config == AUTO and output.tree_budget == AUTO and output.reason is None:
+    if output.config.startswith(AUTO) and output.tree_budget == AUTO and output.reason is None:
         return None  # whatever it chose is what was asked for
     if output.mode not in ("ddtree", "chain"):
         return f"mode {output.mode}: {output.reason or 'no reason given'}"

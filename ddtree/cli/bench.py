@@ -36,7 +36,7 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
         type=budgets,
         default=budgets(DEFAULT_BUDGETS),
         metavar="N,N,...",
-        help=f'tree budgets; "chain" is one branch, "auto" chooses by cost; 0, plain decoding, is always in (default: {DEFAULT_BUDGETS})',
+        help=f'tree budgets; "chain" is one branch, "auto" chooses by cost; "16:factorised" leaves the adapter out; 0, plain decoding, is always in (default: {DEFAULT_BUDGETS})',
     )
     parser.add_argument("--repeats", type=whole(1), default=3, metavar="N", help="timed passes (default: 3)")
     parser.add_argument("--plot", type=Path, metavar="DIR", help="write bench.png and bench.html there")
@@ -87,9 +87,18 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
 
 
 def budgets(text: str) -> tuple[str, ...]:
-    """An argparse type: "0,chain,16" -> configurations, plain first, each once."""
+    """An argparse type: "0,chain,16,16:factorised" -> configurations, plain first, each once."""
     names = [part.strip() for part in text.split(",") if part.strip()]
-    return tuple(dict.fromkeys(["0", *(name if name in NAMED else str(whole(0)(name)) for name in names)]))
+    return tuple(dict.fromkeys(["0", *map(_configuration, names)]))
+
+
+def _configuration(name: str) -> str:
+    from ddtree.bench.output import FACTORISED
+
+    if name.endswith(FACTORISED):
+        budget = name.removesuffix(FACTORISED)
+        return (budget if budget == "auto" else str(whole(1)(budget))) + FACTORISED
+    return name if name in NAMED else str(whole(0)(name))
 
 
 def positive(text: str) -> float:
@@ -145,7 +154,7 @@ def _offline(args: argparse.Namespace) -> dict:
     prompts = _prompts(args)
     source, tokenizer = find(args)
     engine = load(args, source)
-    if "auto" in args.budgets:
+    if any(name.startswith("auto") for name in args.budgets):
         start(source, engine, say)
     settings = _settings(args, chain=engine.has_drafter)
     switch = args.thinking or "as the template has it"
@@ -215,7 +224,7 @@ def _facts(args: argparse.Namespace, prompts, model: str, served_name: str, draf
 
 def audit_command(args: argparse.Namespace, model: str, prompt, config: str) -> str:
     """What would find the cause of a fault that `prompt` shows under one configuration."""
-    named = [name for name in (config, *args.budgets) if name not in ("0", "chain")]  # audit knows auto too
+    named = [name.partition(":")[0] for name in (config, *args.budgets) if name not in ("0", "chain")]  # audit knows auto too
     parts = ["ddtree", "audit", model, "--budgets", ",".join(["0", *named[:1]])]
     parts += ["--max-tokens", str(args.max_tokens), "--prompts", prompt.file, "--limit", str(prompt.number)]
     if args.temperature:

@@ -47,6 +47,12 @@ def add_model(parser: argparse.ArgumentParser, positional: bool) -> None:
         parser.add_argument("--model", default="smollm2", help=about)
     parser.add_argument("--drafter", help='the same forms; "none" for plain decoding (default: the model\'s own)')
     parser.add_argument(
+        "--adapter",
+        default="auto",
+        metavar="PATH",
+        help='folder of an adapter, whose trees know their path; "none" for the drafter\'s own scores (default: the one beside it)',
+    )
+    parser.add_argument(
         "--tree-budget",
         type=tree_budget,
         default="auto",

@@ -71,6 +71,7 @@ def load(args: argparse.Namespace, source: Source):
             dtype=args.dtype,
             max_context=args.max_context,
             cuda_graphs=not getattr(args, "no_cuda_graphs", False),
+            adapter=getattr(args, "adapter", "auto"),
             **batch_limits(args),
         )
         if engine.memory is None and (getattr(args, "cache_memory", None) or getattr(args, "prefix_memory", None)):
@@ -133,13 +134,14 @@ def start(source: Source, engine, say: Callable[[str], None], limit_s: float = 8
 
     say("looking up, or measuring, what rounds cost here")
     names = {"model": str(source.target), "drafter": str(source.drafter)}
-    auto = start_auto(engine, acceptance_of(source.drafter), CostStore(cache_dir() / "costs"), names, limit_s)
+    auto = start_auto(engine, acceptance_of(source.drafter, engine), CostStore(cache_dir() / "costs"), names, limit_s)
     say(auto.describe())
 
 
-def acceptance_of(drafter: Path) -> dict[str, dict[str, float]]:
-    """The drafter's card, or what is assumed of one without."""
-    return card_of(drafter) or ASSUMED_ACCEPTANCE
+def acceptance_of(drafter: Path, engine=None) -> dict[str, dict[str, float]]:
+    """The card of the engine's adapter where it has one, else the drafter's, or what is assumed of one without."""
+    conditioning = getattr(getattr(engine, "drafter", None), "conditioning", None)
+    return getattr(conditioning, "acceptance", None) or card_of(drafter) or ASSUMED_ACCEPTANCE
 
 
 def card_of(drafter: Path | None) -> dict[str, dict[str, float]] | None:

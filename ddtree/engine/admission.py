@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from ddtree.engine.config import EngineConfig
-from ddtree.engine.request import AUTO, Request, TreeBudget
+from ddtree.engine.request import AUTO, Request, Scoring, TreeBudget
+
+SCORINGS = (None, *get_args(Scoring))
 
 
-def check(request: Request, config: EngineConfig, vocab_size: int, has_auto: bool) -> None:
+def check(request: Request, config: EngineConfig, vocab_size: int, has_auto: bool, has_adapter: bool = False) -> None:
     """ValueError, naming field, value and remedy, for what cannot run. `has_auto`: whether budget "auto" can be served."""
     prompt, limit = request.prompt_token_ids, config.max_context
     if not prompt:
@@ -26,6 +30,10 @@ def check(request: Request, config: EngineConfig, vocab_size: int, has_auto: boo
         raise ValueError(f'tree_budget must be an integer or "auto", got {request.tree_budget!r}')
     elif request.tree_budget < 0:
         raise ValueError(f"tree_budget must be >= 0, got {request.tree_budget}")
+    if request.scoring not in SCORINGS:
+        raise ValueError(f"scoring must be factorised or conditioned, got {request.scoring!r}")
+    if request.scoring == "conditioned" and not has_adapter:
+        raise ValueError("scoring conditioned needs an adapter beside the drafter, and none is loaded: leave scoring out")
     if len(prompt) + request.max_tokens > limit:
         raise ValueError(
             f"prompt of {len(prompt)} tokens and max_tokens {request.max_tokens} exceed the context of {limit} "

@@ -87,7 +87,7 @@ class DeviceAuto:
         key = (bucket_of(num_sequences, BATCHES), sampled)
         if key not in self.costs:
             fitting = [b for b in self.ladder.tolist() if key[0] * (1 + b) <= max(self.rounds.state.max_rows, key[0])]
-            self.costs[key] = np.array([self._time(RoundShape(key[0], budget, sampled)) for budget in fitting])
+            self.costs[key] = np.array([self._time(self._shape(key[0], budget, sampled)) for budget in fitting])
         return self.costs[key]
 
     def open(self, sequence: Sequence) -> None:
@@ -163,8 +163,12 @@ class DeviceAuto:
         """A round of this shape took so long on the device: what it costs now, contexts being what they are."""
         costs = self.costs.get((shape.num_sequences, shape.sampled))
         rung = int(np.searchsorted(self.ladder, shape.max_budget))
-        if costs is not None and rung < len(costs) and self.ladder[rung] == shape.max_budget:
+        usual = shape.conditioned == self._shape(shape.num_sequences, shape.max_budget, shape.sampled).conditioned
+        if usual and costs is not None and rung < len(costs) and self.ladder[rung] == shape.max_budget:
             costs[rung] += (1 - COST_MEMORY) * (1000 * seconds - costs[rung])
+
+    def _shape(self, num_sequences: int, budget: int, sampled: bool) -> RoundShape:
+        return RoundShape(num_sequences, budget, sampled, conditioned=budget > 0 and self.rounds.state.conditioning is not None)
 
     def _time(self, shape: RoundShape) -> float:
         """Median milliseconds of a captured round on the device, all of its rows real, over the dummy slot."""

@@ -19,6 +19,7 @@ from ddtree.kernels.fused import argmax
 from ddtree.kernels.sample import choose_pooled, streams_pooled
 from ddtree.kernels.tree_accept import accept_pooled
 from ddtree.kernels.tree_build import TreeBuffers, build_ddtree_pooled, top_candidates_pooled
+from ddtree.sampling.choose import LEAST_TEMPERATURE, RANK_LOGITS
 from ddtree.tree.accept import Acceptance
 from ddtree.tree.draft_tree import DraftTree
 
@@ -30,6 +31,7 @@ class RoundShape:
     num_sequences: int
     max_budget: int  # 0: plain decoding
     sampled: bool = False  # whether any sequence draws; greedy alone needs no noise
+    conditioned: bool = False  # whether trees are ranked with the adapter's scores
     absorbs: bool = True  # whether the drafter's context follows; plain requests do without
 
     @property
@@ -76,12 +78,17 @@ class DeviceRound:
         self.num_depths = torch.full((count,), self.num_slots - 1, dtype=torch.int32, device=device)
         self.path_rows = self.num_slots if shape.max_budget else 1
         if shape.max_budget:
-            self.trees = TreeBuffers(count, shape.max_budget, device)
+            self.trees = TreeBuffers(count, shape.max_budget, device, num_candidates=self.num_candidates)
         self.report = torch.zeros(count, report_width(self.path_rows, shape.rows_each), dtype=torch.int64, device=device)
         self.live_slots, self.live_budgets = self.slots, self.budgets
         self.num_real = 0  # sequences that take part; the others are padding
         self.lanes = [Lane(self, graphs, pool) for _ in range(2)]
         self._next = 0
+
+    @property
+    def num_candidates(self) -> int:
+        """Per depth, where they are scored below each parent; 0 where they are not."""
+        return self.state.conditioning.num_candidates if self.shape.conditioned else 0
 
     @property
     def _shrinkable(self) -> bool:
@@ -121,15 +128,29 @@ class DeviceRound:
         mark(5)
 
     def draft(self, roots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The best tokens of each depth: ids and log-probabilities, [B, K - 1, M]."""
-        logits = self.state.drafter.draft(roots, self.live_slots, self.num_slots)
-        num = min(self.shape.max_budget, logits.shape[-1])
+        """The best tokens of each depth: ids [B, K - 1, M] and log-probabilities alike, or [B, K - 1, M, M] below each parent."""
+        states, logits = self.state.drafter.draft(roots, self.live_slots, self.num_slots)
+        num = self.num_candidates or min(self.shape.max_budget, logits.shape[-1])
         streams = temperatures = None
         if self.shape.sampled:
             depths = torch.arange(1, self.num_slots, device=roots.device)
             streams, temperatures = self._sampling(self.live_slots.repeat_interleave(self.num_slots - 1), depths.repeat(len(roots)))
         token_ids, log_probs = top_candidates_pooled(logits.flatten(0, 1), num, streams=streams, temperatures=temperatures)
-        return token_ids.view(len(roots), -1, num), log_probs.view(len(roots), -1, num)
+        token_ids, log_probs = token_ids.view(len(roots), -1, num), log_probs.view(len(roots), -1, num)
+        if self.num_candidates:
+            log_probs = self.condition(roots, states, logits, token_ids, log_probs)
+        return token_ids, log_probs
+
+    def condition(self, roots, states, logits, token_ids, ranking) -> torch.Tensor:
+        """The ranking [B, D, M] below each parent: [B, D, M, M], depth 1 below the root alone."""
+        state, log_probs = self.state, ranking
+        strengths = torch.ones_like(roots, dtype=torch.float32)
+        if self.shape.sampled:
+            logits = logits.float()
+            log_probs = logits.gather(2, token_ids) - logits.logsumexp(dim=-1, keepdim=True)
+            temperatures = state.temperatures[self.live_slots.clamp(min=0).long()]
+            strengths = torch.where(temperatures > 0, RANK_LOGITS / temperatures.clamp(min=LEAST_TEMPERATURE), 1.0)
+        return state.conditioning.transitions(states, roots, token_ids, log_probs, ranking, strengths)
 
     def build(self, roots: torch.Tensor, candidates: tuple[torch.Tensor, torch.Tensor]) -> PooledRows:
         """The best prefixes below each root, packed."""

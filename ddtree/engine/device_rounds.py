@@ -58,7 +58,9 @@ class DeviceRounds:
 
     def takes(self, sequences: SequenceOf[Sequence], ahead: int = 0) -> bool:
         """Whether a round of these, `ahead` tokens from now, needs nothing of the host."""
-        return all(suits(s) and self._within_drafter(s, ahead) for s in sequences) and self._fits(sequences)
+        fitting = all(suits(s) and self._within_drafter(s, ahead) for s in sequences) and self._fits(sequences)
+        # Scores that sum paths up are asked for level by level.
+        return fitting and (self._scores_pairs or not any(s.conditioned and s.tree_budget for s in sequences))
 
     def run(self, sequences: SequenceOf[Sequence], clock: StageClock) -> list[tuple[Sequence, Round]]:
         """Finish the round in flight, or launch one for `sequences` and finish it; launch the next if nobody ends.
@@ -120,6 +122,11 @@ class DeviceRounds:
         self._flying = left
 
     @property
+    def _scores_pairs(self) -> bool:
+        conditioning = self.state.conditioning
+        return conditioning is None or conditioning.adapter.config.summary == "none"
+
+    @property
     def flying(self) -> bool:
         return bool(self._flying)
 
@@ -136,6 +143,7 @@ class DeviceRounds:
             num_sequences=bucket_of(len(sequences), BATCHES),
             max_budget=budget,
             sampled=any(not s.request.sampling.greedy for s in sequences),
+            conditioned=budget > 0 and all(s.conditioned for s in sequences if s.tree_budget),
             absorbs=any(s.drafts for s in sequences),
         )
 

@@ -18,7 +18,7 @@ from ddtree.engine.finish import Finish, scan
 from ddtree.engine.memory import Memory, is_out_of_memory, memory_for
 from ddtree.engine.prefix import PrefixCache
 from ddtree.engine.recall import AnyPrefix, recall, remember, remember_prefilled
-from ddtree.engine.request import AUTO, Emission, Request, RoundCount, RoundTrace
+from ddtree.engine.request import AUTO, Emission, Request, RoundCount, RoundTrace, Scoring
 from ddtree.engine.room import limited
 from ddtree.engine.scheduler import Scheduler
 from ddtree.engine.sequence import Sequence
@@ -68,6 +68,13 @@ class Engine:
         return self.drafter.block_size if self.drafter else None
 
     @property
+    def scoring(self) -> Scoring | None:
+        """How drafts are ranked where a request does not say; None without a drafter."""
+        if self.drafter is None:
+            return None
+        return "factorised" if getattr(self.drafter, "conditioning", None) is None else "conditioned"
+
+    @property
     def has_work(self) -> bool:
         return bool(self.scheduler.waiting or self.scheduler.running)
 
@@ -97,12 +104,15 @@ class Engine:
 
     def add(self, request: Request) -> int:
         """Queue a request; returns its id. Raises ValueError before anything runs."""
-        check(request, self.config, self.vocab_size, has_auto=self.drafter is None or self.auto is not None)
+        has_auto = self.drafter is None or self.auto is not None
+        check(request, self.config, self.vocab_size, has_auto, has_adapter=self.scoring == "conditioned")
         budget, reason = effective_budget(request, self.config, self.block_size)
         sequence = Sequence(next(self._ids), request, tree_budget=self.config.max_tree_budget if budget == AUTO else budget)
         stats = sequence.stats
         stats.tree_budget, stats.block_size, stats.reason = budget, self.block_size, reason
         stats.mode = "ddtree" if budget and budget != AUTO else "target_only"
+        stats.scoring = (request.scoring or self.scoring) if budget else None
+        sequence.conditioned = stats.scoring == "conditioned"
         self.scheduler.queue(sequence)
         return sequence.request_id
 

@@ -160,7 +160,7 @@ class GraphDrafter(Drafter):
     """A drafter whose caches are pools. Every plain round's features are taken in at once, by both kinds of round."""
 
     def __init__(self, state: PooledState, *, graphs: bool = True) -> None:
-        super().__init__(state.drafter.model, state.target.model)
+        super().__init__(state.drafter.model, state.target.model, state.conditioning)
         self.state, self.graphs = state, graphs
         self._drafts: dict[tuple[int, int], BlockDraft] = {}
 
@@ -178,7 +178,7 @@ class GraphDrafter(Drafter):
             if sequence.drafts:
                 self.absorb(sequence, path_features)
 
-    def block_logits(self, sequences: SequenceOf[Sequence], num_slots: int) -> torch.Tensor:
+    def draft_blocks(self, sequences: SequenceOf[Sequence], num_slots: int) -> tuple[torch.Tensor, torch.Tensor]:
         shape = (len(sequences), num_slots)
         if shape not in self._drafts:
             self._drafts[shape] = BlockDraft(self.state, *shape, graphs=self.graphs)
@@ -192,16 +192,16 @@ class BlockDraft:
         self.state, self.num_slots = state, num_slots
         self.slots = torch.full((num_sequences,), state.dummy, dtype=torch.int32, device=state.device)
         self.roots = torch.zeros(num_sequences, dtype=torch.int64, device=state.device)
-        self.logits: torch.Tensor | None = None
+        self.drafted: tuple[torch.Tensor, torch.Tensor] | None = None
         self.graph = Graph(self._draft, state.device, graphs)
 
     def _draft(self) -> None:
-        self.logits = self.state.drafter.draft(self.roots, self.slots, self.num_slots)
+        self.drafted = self.state.drafter.draft(self.roots, self.slots, self.num_slots)
 
-    def run(self, sequences: SequenceOf[Sequence]) -> torch.Tensor:
-        """[B, K - 1, V]."""
+    def run(self, sequences: SequenceOf[Sequence]) -> tuple[torch.Tensor, torch.Tensor]:
+        """States [B, K, C] and logits [B, K - 1, V]."""
         slots = torch.tensor([sequence.drafter_state.slot for sequence in sequences], dtype=torch.int32)
         self.slots.copy_(slots, non_blocking=True)
         self.roots.copy_(torch.tensor([sequence.root_token for sequence in sequences]), non_blocking=True)
         self.graph.replay()
-        return self.logits
+        return self.drafted

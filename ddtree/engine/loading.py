@@ -14,6 +14,8 @@ from ddtree.engine.free_memory import free_memory
 from ddtree.engine.memory import Memory, cache_size
 from ddtree.engine.pooled import pooled_engine, tokens_that_fit
 from ddtree.engine.target import Target
+from ddtree.models.adapter import Conditioning
+from ddtree.models.adapter_files import find_adapter, load_adapter, read_about
 from ddtree.models.dflash import load_drafter
 from ddtree.models.pooled_target import unsupported
 from ddtree.models.registry import load_target
@@ -65,6 +67,25 @@ def settle_threads(num_parameters: int) -> None:
         torch.set_num_threads(_threads_before)
 
 
+def load_conditioning(adapter: str | Path, drafter_path: Path | None, drafter_model, model) -> Conditioning | None:
+    """The adapter of a drafter, bound to its target; None where there is none, or "none" is wanted.
+
+    Raises ValueError where one is named that is not there, does not fit, or has no drafter.
+    """
+    if str(adapter) == "none" or (str(adapter) == "auto" and drafter_path is None):
+        return None
+    if drafter_path is None:
+        raise ValueError(f"adapter {adapter} needs its drafter, and none is loaded: name one, or leave the adapter out")
+    folder = find_adapter(Path(drafter_path)) if str(adapter) == "auto" else Path(adapter)
+    if folder is None:
+        return None
+    loaded = load_adapter(folder, Path(drafter_path), drafter_model.config, model.device, model.dtype)
+    # A lookup is cheap where a product is not: few tokens a round on a CPU, many on a GPU.
+    conditioning = Conditioning(loaded, model, tables=model.device.type != "cpu")
+    conditioning.acceptance = read_about(folder).get("acceptance")
+    return conditioning
+
+
 def load_engine(
     target_path: Path,
     drafter_path: Path | None = None,
@@ -75,12 +96,14 @@ def load_engine(
     max_tree_budget: int = 1024,
     max_running: int = 1,
     cuda_graphs: bool = True,
+    adapter: str | Path = "auto",
     cache_bytes: int | None = 0,
     prefix_bytes: int | None = 0,
     **limits: float,
 ) -> Engine:
     """Load a target and its drafter. `max_context` defaults to what the target was made for, in tokens; to what fits if that
     is less, on a GPU, where caches are pools of fixed size, and under `cache_bytes`. `limits` are those of `EngineConfig`;
+    `adapter`: a folder, "none", or "auto" for the one beside the drafter, if there is one.
     `cache_bytes` None is half of the memory that is free after loading, `prefix_bytes` None half of that. Pools know neither.
 
     Raises ValueError where the two do not fit, naming both sides, or where `max_context` is more than the model has.
@@ -98,6 +121,7 @@ def load_engine(
     drafter_model = None
     if drafter_path is not None:
         drafter_model = load_drafter(Path(drafter_path), model.config, place, kind)
+    conditioning = load_conditioning(adapter, drafter_path, drafter_model, model)
     limits |= {"max_tree_budget": max_tree_budget, "max_running": max_running}
     if place.type == "cuda" and unsupported(model) is None:
         max_rows = max(1 + max_tree_budget, ROWS_EACH * max_running)
@@ -106,8 +130,8 @@ def load_engine(
             raise ValueError(f"max_context {max_context} tokens do not fit into this GPU's memory beside the weights; {tokens} do")
         config = EngineConfig(max_context=min(max_context, tokens), **limits)
         num_tokens = min(tokens, max_running * config.max_context)
-        return pooled_engine(model, drafter_model, config, num_tokens=num_tokens, max_rows=max_rows, graphs=cuda_graphs)
-    drafter = Drafter(drafter_model, model) if drafter_model is not None else None
+        return pooled_engine(model, drafter_model, config, num_tokens=num_tokens, max_rows=max_rows, graphs=cuda_graphs, conditioning=conditioning)
+    drafter = Drafter(drafter_model, model, conditioning) if drafter_model is not None else None
     layers = drafter_model.config.target_layer_ids if drafter_model is not None else ()
     target = Target(model, layers)
     if cache_bytes is None:

@@ -253,6 +253,7 @@ def facts_of(engine: Engine) -> dict[str, object]:
         "threads": 0 if on_gpu else torch.get_num_threads(),
         "torch": torch.__version__,
         "block_size": engine.block_size,
+        "scoring": engine.scoring,
         "max_tree_budget": engine.config.max_tree_budget,
         "parameters": sum(p.numel() for p in model.parameters()) if model is not None else 0,
     }

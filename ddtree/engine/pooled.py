@@ -15,6 +15,7 @@ from ddtree.engine.paged_prefix import PagedPrefixCache
 from ddtree.engine.pooled_memory import PooledMemory
 from ddtree.engine.pooled_state import PooledState
 from ddtree.engine.target import Target
+from ddtree.models.adapter import Conditioning
 
 LEAST_SLOTS = 2  # so that an audit may look at two requests side by side
 LEAST_ROWS = 128  # that a round may stage even where trees are small, so that several sequences fit into one
@@ -28,6 +29,7 @@ def pooled_engine(
     num_tokens: int | None = None,
     max_rows: int = LEAST_ROWS,
     graphs: bool = True,
+    conditioning: Conditioning | None = None,
 ) -> Engine:
     """The engine of a target and a drafter (or None) over pools for `num_tokens` tokens of all sequences together.
 
@@ -41,7 +43,9 @@ def pooled_engine(
     tokens = config.max_running * config.max_context if num_tokens is None else num_tokens
     slots = max(config.max_running, LEAST_SLOTS)
     keeps_states = config.prefix_bytes > 0
-    state = PooledState(model, drafter_model, slots, tokens, config.max_context, max_rows, keeps_states=keeps_states)
+    state = PooledState(
+        model, drafter_model, slots, tokens, config.max_context, max_rows, keeps_states=keeps_states, conditioning=conditioning
+    )
     memory = PooledMemory(state)
     if memory.most_tokens < config.max_context:
         raise ValueError(
@@ -64,7 +68,7 @@ def without_pools(engine: Engine) -> Engine:
     if engine.device_rounds is None:
         return engine
     model, layers = engine.target.model, engine.target.feature_layers
-    drafter = Drafter(engine.drafter.model, model) if engine.drafter is not None else None
+    drafter = Drafter(engine.drafter.model, model, engine.drafter.conditioning) if engine.drafter is not None else None
     config = replace(engine.config, cache_bytes=0, prefix_bytes=0)
     return Engine(Target(model, layers), drafter, config, engine.vocab_size)
 

@@ -13,6 +13,7 @@ from ddtree.caches.pages import PageAllocator
 from ddtree.caches.pools import NULL_PAGE, PAGE_SIZE, PageTable
 from ddtree.caches.shared import PageStore
 from ddtree.engine.request import Request
+from ddtree.models.adapter import Conditioning
 from ddtree.models.pooled_dflash import PooledDFlash
 from ddtree.models.pooled_target import PooledTarget
 from ddtree.sampling.noise import noise_key
@@ -43,12 +44,13 @@ class PooledState:
         max_rows: int,
         *,
         keeps_states: bool = False,
+        conditioning: Conditioning | None = None,
     ) -> None:
         """`num_tokens`: what the pages of all sequences together hold. `max_context`: of one sequence. `max_rows`: most
         rows that one verify may stage, over all sequences. `keeps_states`: a hybrid's states are wanted after its last
         token, so a slot must not go on beyond it."""
         device = model.device
-        self.device, self.max_rows = device, max_rows
+        self.device, self.max_rows, self.conditioning = device, max_rows, conditioning
         self.dummy = num_sequences
         self.block_size = drafter_model.config.block_size if drafter_model is not None else 1
         # A round stages its rows behind the committed ones.

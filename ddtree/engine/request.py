@@ -49,6 +49,7 @@ class TokenGrammar(Protocol):
 
 AUTO: Literal["auto"] = "auto"  # the tree budget that is chosen each round by cost
 TreeBudget = int | Literal["auto"]
+Scoring = Literal["factorised", "conditioned"]  # how a draft's nodes are ranked: each depth alone, or knowing its path
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ class Request:
     seed: int = 0
     choice_index: int = 0
     tree_budget: TreeBudget = 0
+    scoring: Scoring | None = None  # None: conditioned where there is an adapter
     eos_token_ids: frozenset[int] = frozenset()  # empty under ignore_eos
     stop_token_ids: frozenset[int] = frozenset()
     watcher: TokenWatcher | None = None
@@ -82,6 +84,7 @@ class RequestStats:
     tree_budget: TreeBudget = 0  # the budget that was in force
     block_size: int | None = None  # None without a drafter
     mode: str = "target_only"  # ddtree | chain | target_only
+    scoring: Scoring | None = None  # None where nothing is drafted
     reason: str | None = None  # why the mode is not what was asked for
     decode_rounds: int = 0
     plain_rounds: int = 0  # those that verified the root alone

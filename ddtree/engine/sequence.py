@@ -46,6 +46,7 @@ class Sequence:
     request_id: int
     request: Request
     tree_budget: int = 0  # of this round: clamped, 0 without a drafter; under "auto" planned anew each round
+    conditioned: bool = False  # whether its trees are ranked with the adapter's scores
     draft_depth: int | None = None  # most depths to draft in this round; None leaves it to the budget
     token_ids: list[int] = field(default_factory=list)  # prompt, then emitted
     noise: NoiseWindow | None = None  # None when greedy

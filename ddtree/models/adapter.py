@@ -21,6 +21,7 @@ from torch import nn
 SUMMARIES = ("none", "recurrence", "attention")
 NUM_HEADS = 4  # of the summary by attention
 SERVED_CANDIDATES = 64  # per depth; more brought nothing, docs/log.md 2026-11-30
+LEAST_REST = 1e-4  # probability of everything that is no candidate: below it a float32 sum knows no better
 LEAST_LOG_PROB = -40.0  # of a drafter's own, as an input: -inf is a token that is excluded elsewhere
 
 
@@ -177,7 +178,7 @@ def conditioned(log_probs: torch.Tensor, corrections: torch.Tensor) -> torch.Ten
 
     `log_probs` [..., M], of which e**x adds up to at most 1; `corrections` [..., M + 1], broadcast against them.
     """
-    rest = torch.log1p(-log_probs.exp().sum(dim=-1, keepdim=True).clamp(max=1 - 1e-6))
+    rest = torch.log1p(-log_probs.exp().sum(dim=-1, keepdim=True).clamp(max=1 - LEAST_REST))
     return (torch.cat([log_probs, rest], dim=-1) + corrections).log_softmax(dim=-1)
 
 
@@ -190,6 +191,7 @@ class Conditioning:
 
     def __init__(self, adapter: Adapter, target_model: Any, *, tables: bool) -> None:
         self.adapter, self.target_model = adapter, target_model
+        self.acceptance: dict[str, dict[str, float]] | None = None  # mean acceptance lengths: temperature -> budget -> length
         self.parent_table = self.candidate_table = None
         if tables:
             with torch.no_grad():
@@ -233,3 +235,21 @@ class Conditioning:
         """
         corrections = self.adapter.corrections(out, self.matches(out, candidate_ids), log_probs).float()
         return conditioned(ranking[..., None, :], corrections * strength)[..., :-1]
+
+    def transitions(self, slots, root_tokens, candidate_ids, log_probs, ranking, strengths) -> torch.Tensor:
+        """Every candidate's score below every candidate of the depth before, for an adapter without a summary.
+
+        Args:
+            slots: [B, K, C], the drafter's states.
+            root_tokens: [B] int64.
+            candidate_ids: [B, D, M] int64; log_probs, ranking alike, float32, see `log_probs`.
+            strengths: [B] float32.
+
+        Returns:
+            [B, D, M, M] float32: [b, k, p, c] of candidate c at depth k + 1 below candidate p at depth k; at depth 1 every
+            parent is the root.
+        """
+        roots = root_tokens[:, None, None].expand(-1, 1, candidate_ids.shape[2])
+        parents = torch.cat([roots, candidate_ids[:, :-1]], dim=1)
+        inputs = self.parent_rows(parents) + self.places(slots, root_tokens)[:, :, None]
+        return self.log_probs(self.adapter.finish(inputs), candidate_ids, log_probs, ranking, strengths[:, None, None, None])

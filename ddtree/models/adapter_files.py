@@ -77,6 +77,11 @@ def read_about(folder: Path) -> dict[str, Any]:
     return about
 
 
+def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
+    """The adapter's tensors as they lie in `folder`."""
+    return load_file(folder / WEIGHTS_FILE)
+
+
 def load_adapter(folder: Path, drafter: Path, drafter_config: Any, device: torch.device | str, dtype: torch.dtype) -> Adapter:
     """The adapter in `folder`, for the drafter whose config is given.
 
@@ -97,7 +102,7 @@ def load_adapter(folder: Path, drafter: Path, drafter_config: Any, device: torch
             "serve with --adapter none"
         )
     adapter = Adapter(config, device, dtype)
-    tensors, expected = load_file(folder / WEIGHTS_FILE), adapter.state_dict()
+    tensors, expected = read_tensors(folder), adapter.state_dict()
     for name in sorted(set(tensors) | set(expected)):
         found, wanted = tensors.get(name), expected.get(name)
         if found is None or wanted is None or found.shape != wanted.shape:

@@ -48,14 +48,14 @@ class PooledDFlash:
         keys, values = self.model.project_context(flat, places)
         self.pool.write(keys, values, row_slots, places, self.table)
 
-    def draft(self, roots: torch.Tensor, slots: torch.Tensor, num_slots: int) -> torch.Tensor:
-        """One block a sequence: `roots` [B] int64 -> logits [B, K - 1, V] of the slots after the root."""
+    def draft(self, roots: torch.Tensor, slots: torch.Tensor, num_slots: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """One block a sequence: `roots` [B] int64 -> states [B, K, C], logits [B, K - 1, V] of the slots after the root."""
         hidden = self.model.embed_block(roots, self.target_model, num_slots)
         token_ids = roots[:, None].expand(-1, num_slots)  # only its shape counts: the embedding is done
         rows = consecutive_rows(TREE, token_ids, slots, self.table.context_lengths)
         hidden = self._run_layers(hidden.flatten(0, 1), rows)
-        hidden = hidden.view(len(roots), num_slots, -1)[:, 1:].contiguous()
-        return self.model.logits(hidden, self.target_model)
+        states = hidden.view(len(roots), num_slots, -1)
+        return states, self.model.logits(states[:, 1:].contiguous(), self.target_model)
 
     def _run_layers(self, hidden: torch.Tensor, rows: PooledRows) -> torch.Tensor:
         for index, layer in enumerate(self.model.layers):

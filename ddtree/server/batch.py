@@ -25,6 +25,7 @@ class Facts:
     vocab_size: int
     default_tree_budget: int | str = 0  # "auto": chosen each round by cost
     max_tree_budget: int = 1024
+    scoring: str | None = None  # how drafts are ranked where a request does not say: factorised or conditioned
     block_size: int | None = None
     device: str = "cpu"
     dtype: str = "float32"

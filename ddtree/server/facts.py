@@ -20,6 +20,7 @@ def facts_of(engine, default_tree_budget: int | str) -> Facts:
         default_tree_budget=default_tree_budget,
         max_tree_budget=config.max_tree_budget,
         block_size=engine.block_size,
+        scoring=getattr(engine, "scoring", None),
         device=str(device),
         dtype=str(model.dtype).removeprefix("torch."),
         memory=lambda: memory_of(device) | caches(),

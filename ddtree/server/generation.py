@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -36,6 +36,7 @@ class Generation(Wire):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     tree_budget: int | str | None = None
+    scoring: Literal["factorised", "conditioned"] | None = None
     return_token_ids: bool | None = None
     ddtree_trace: bool | None = None
     cache_prompt: bool | None = None

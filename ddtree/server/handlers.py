@@ -139,6 +139,7 @@ class Handlers:
                 "dtype": facts.dtype,
                 "max_context": facts.max_context,
                 "block_size": facts.block_size,
+                "scoring": facts.scoring,
                 "tree_budget": {"default": facts.default_tree_budget, "max": facts.max_tree_budget},
                 "memory": facts.memory(),
             }

@@ -28,6 +28,7 @@ def _object(**properties: Any) -> dict[str, Any]:
 USAGE = _object(prompt_tokens=COUNT, completion_tokens=COUNT, total_tokens=COUNT)
 REPORT = _object(
     mode={"enum": ["ddtree", "chain", "target_only"]},
+    scoring={"enum": ["factorised", "conditioned", None]},
     decode_rounds=COUNT,
     nodes_verified=COUNT,
     accepted_tokens=COUNT,

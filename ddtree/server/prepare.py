@@ -66,6 +66,8 @@ def prepare(body: Generation, prompts: Sequence[Prompt], text: Text, facts: Fact
         _check_id(token_id, facts.vocab_size, "stop_token_ids")
     for token_id in body.logit_bias or ():
         _check_id(int(token_id), facts.vocab_size, "logit_bias")
+    if body.scoring == "conditioned" and facts.scoring != "conditioned":
+        raise InvalidRequest("scoring conditioned needs an adapter, and this server has none: leave scoring out", "scoring")
     seed = secrets.randbits(63) if body.seed is None else body.seed
     budget = _budget(body, facts)
     sampling = _sampling(body)
@@ -80,6 +82,7 @@ def prepare(body: Generation, prompts: Sequence[Prompt], text: Text, facts: Fact
             seed=seed,
             choice_index=choice,
             tree_budget=budget,
+            scoring=body.scoring,
             eos_token_ids=eos_token_ids,
             stop_token_ids=stop_token_ids,
             watcher=text.watcher(prompt, body.stops, eos_token_ids | stop_token_ids, body.min_tokens or 0),

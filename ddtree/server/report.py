@@ -26,6 +26,7 @@ def ddtree_object(stats: Sequence[RequestStats], requested: TreeBudget, seed: in
         "mode": lead.mode,
         "reason": next((each.reason for each in stats if each.reason), None),
         "block_size": lead.block_size,
+        "scoring": lead.scoring,
         "tree_budget": lead.tree_budget,
         "tree_budget_requested": requested,
         "auto": auto_object(stats),

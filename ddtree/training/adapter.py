@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from ddtree.models.adapter import Adapter, AdapterConfig, Conditioning, conditioned
-from ddtree.models.adapter_files import FOLDER, save_adapter
+from ddtree.models.adapter_files import FOLDER, read_tensors, save_adapter
 from ddtree.models.dflash import load_drafter
 from ddtree.training.blocks import build_blocks, choose_anchors
 from ddtree.training.config import AdapterTrainingConfig
@@ -56,6 +56,8 @@ class AdapterTrainer:
         )  # fmt: skip
         self.adapter = Adapter(shape, self.target.device)
         self.adapter.reset(config.seed)
+        if config.start:
+            self.adapter.load_state_dict(read_tensors(Path(config.start)))
         learners = [self.adapter] + ([self.drafter.requires_grad_(True)] if config.jointly else [])
         self.models = torch.nn.ModuleList(learners)
         self.average = copy.deepcopy(self.models).requires_grad_(False)
@@ -102,7 +104,7 @@ class AdapterTrainer:
             corrections = self.adapter(
                 drafted.states, drafted.tokens, self.target.embedding, self.target.head, drafted.candidate_ids, drafted.log_probs
             )
-        return candidate_loss(drafted, corrections.float()) + own
+        return candidate_loss(drafted, corrections.float(), self.config.reach) + own
 
     def step(self, fraction: float) -> torch.Tensor:
         """One update; returns the loss, 0-d on the device. The random choices depend on seed and step alone."""
@@ -157,13 +159,22 @@ def best_tokens(states: torch.Tensor, target, num: int) -> tuple[torch.Tensor, t
     return torch.cat(ids), torch.cat(log_probs)
 
 
-def candidate_loss(drafted: Drafted, corrections: torch.Tensor) -> torch.Tensor:
-    """Weighted mean cross entropy over candidates and "none of them", 0-d; `corrections` [B, D, M + 1]."""
+def candidate_loss(drafted: Drafted, corrections: torch.Tensor, reach: float = 0.0) -> torch.Tensor:
+    """Weighted mean cross entropy over candidates and "none of them", 0-d; `corrections` [B, D, M + 1].
+
+    With `reach`, a depth weighs min(1, reach * p), p being the probability of the path before it as it is scored now, and
+    nothing below a token that was no candidate.
+    """
     scores = conditioned(drafted.log_probs, corrections)
     hit = drafted.candidate_ids == drafted.tokens[:, 1:, None]
     label = torch.where(hit.any(dim=-1), hit.int().argmax(dim=-1), hit.shape[-1])
     losses = -scores.gather(2, label[..., None])[..., 0]
-    return (losses * drafted.weights).sum() / drafted.weights.sum().clamp_min(1e-6)
+    weights = drafted.weights
+    if reach:
+        said = torch.where(label < hit.shape[-1], -losses.detach(), -torch.inf)
+        before = torch.cat([torch.zeros_like(said[:, :1]), said.cumsum(dim=1)[:, :-1]], dim=1)
+        weights = weights * (reach * before.exp()).clamp(max=1.0)
+    return (losses * weights).sum() / weights.sum().clamp_min(1e-6)
 
 
 def fit_adapter(target, drafter_path: Path, data: Data, folder: Path, config: AdapterTrainingConfig) -> Adapter:

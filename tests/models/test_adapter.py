@@ -67,7 +67,7 @@ def test_a_fresh_adapter_says_what_the_drafter_says(sampling):
     expected = rank_scores(logits, sampling, noise).topk(found.token_ids.shape[1])
     assert (found.token_ids == expected.indices.numpy()).all()
     for ranks in ([], [3], [3, 0, 2, 1]):
-        assert_close("scores", found.scorer.along(np.array(ranks, np.int64))[-1], expected.values[len(ranks)], 1e-5)
+        assert_close("scores", found.scorer.along(np.array(ranks, np.int64))[-1], expected.values[len(ranks)], 1e-4)
 
 
 def test_scores_are_log_probabilities_whatever_is_forbidden():

@@ -30,7 +30,7 @@ class Server:
             "--max-total-tokens", 20000, "--max-running-requests", 8, "--context-length", 2048, "--skip-server-warmup",
         ]  # fmt: skip
         environment = os.environ | {
-            "PYTHONPATH": str(STAND_IN),
+            "PYTHONPATH": os.pathsep.join([str(STAND_IN), *filter(None, [os.environ.get("PYTHONPATH")])]),
             "SGLANG_USE_CPU_ENGINE": "1",
             "SGLANG_DDTREE_TRACE": str(self.trace),
             "OMP_NUM_THREADS": "1",
