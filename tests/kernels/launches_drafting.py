@@ -14,6 +14,7 @@ from ddtree.kernels.top_tokens.triton import top_tokens_triton
 from ddtree.kernels.tree_accept.triton import accept_pooled_triton
 from ddtree.kernels.tree_build import TreeBuffers
 from ddtree.kernels.tree_build.triton import build_ddtree_pooled_triton
+from ddtree.kernels.tree_build.triton_conditioned import build_conditioned_pooled_triton
 
 VOCAB_SIZE = 248_320
 
@@ -29,6 +30,16 @@ def build(max_budget, num_sequences=1):
         trees = TreeBuffers(num_sequences, max_budget, "cpu")
         roots = torch.zeros(num_sequences, dtype=torch.int64)
         build_ddtree_pooled_triton(roots, ids, ids.float(), few, few, max_budget, few, few, trees)
+
+    return launch
+
+
+def build_conditioned(max_budget, width=64):
+    def launch() -> None:
+        ids, few = torch.zeros(1, 15, width, dtype=torch.int64), torch.zeros(1, dtype=torch.int32)
+        trees = TreeBuffers(1, max_budget, "cpu", num_candidates=width)
+        roots, table = torch.zeros(1, dtype=torch.int64), torch.zeros(1, 15, width, width)
+        build_conditioned_pooled_triton(roots, ids, table, few, few, max_budget, few, few, trees)
 
     return launch
 
@@ -60,6 +71,8 @@ def launches():
     for max_budget in (15, 127, 256, 512, 1024):
         yield f"build {max_budget}", build(max_budget)
     yield "build 64 x 8", build(64, 8)
+    for max_budget, width in ((16, 64), (64, 64), (64, 16), (256, 64), (1024, 64)):
+        yield f"build conditioned {max_budget}, {width} candidates", build_conditioned(max_budget, width)
     yield "accept 127", accept(127)
     yield "accept 1024", accept(1024)
     yield "draw", draw

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 
 MAX_BUDGET, MAX_DEPTHS = 1024, 31
+MAX_CANDIDATES = 64  # of conditioned scores: a row for each
 NO_PARENT = 0x7FFF
 
 
@@ -31,6 +32,13 @@ class Scratch(NamedTuple):
     places: torch.Tensor
     new_indices: torch.Tensor
     lex_paths: torch.Tensor
+
+
+class Pool(NamedTuple):
+    """What conditioned scores need beside it: the best costs of all levels so far, then a level's children."""
+
+    costs: torch.Tensor
+    pairs: torch.Tensor  # parent << 16 | candidate
 
 
 def pair_table(max_budget: int) -> torch.Tensor:
@@ -55,6 +63,8 @@ class TreeBuffers:
     it. The first `counts[b]` of a sequence's rows are its nodes. The others are padding: token 0, parent -1, depth 0,
     row slot -1, seeing themselves alone; so are the rows from starts[B] on, which see nothing.
 
+    `num_candidates` is the most candidates per depth whose scores depend on the parent; 0: factorised scores alone.
+
     Raises ValueError for sizes out of range.
     """
 
@@ -66,6 +76,7 @@ class TreeBuffers:
         *,
         num_rows: int | None = None,
         max_depths: int = MAX_DEPTHS,
+        num_candidates: int = 0,
     ) -> None:
         if not 0 <= max_budget <= MAX_BUDGET:
             raise ValueError(f"max_budget must be 0 to {MAX_BUDGET}, got {max_budget}")
@@ -73,6 +84,9 @@ class TreeBuffers:
             raise ValueError(f"max_depths must be 0 to {MAX_DEPTHS}, got {max_depths}")
         if num_sequences < 1:
             raise ValueError(f"num_sequences must be >= 1, got {num_sequences}")
+        if not 0 <= num_candidates <= MAX_CANDIDATES:
+            raise ValueError(f"num_candidates must be 0 to {MAX_CANDIDATES}, got {num_candidates}")
+        self.num_candidates = num_candidates
         self.max_budget, self.max_depths, self.device = max_budget, max_depths, torch.device(device)
         self.rows_each = 1 + max_budget
         rows = num_sequences * self.rows_each if num_rows is None else num_rows
@@ -88,7 +102,8 @@ class TreeBuffers:
         self.starts.clamp_(max=rows)
         self.counts = self._zeros(num_sequences)  # nodes of each tree, root included
         if self.device.type == "cuda":
-            _ = self.scratch  # now: a graph under capture could not make its table
+            # Now: a graph under capture could not make its table, and would own what it allocates.
+            _ = self.scratch, self.pool
 
     def _zeros(self, *shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype, device=self.device)
@@ -116,6 +131,15 @@ class TreeBuffers:
             new_indices=self._zeros(*nodes),
             lex_paths=self._zeros(*nodes, levels, dtype=torch.int16),
         )
+
+    @cached_property
+    def pool(self) -> Pool | None:
+        """The conditioned kernel's own; None without `num_candidates`."""
+        if self.num_candidates == 0:
+            return None
+        block, width = self.scratch.bests.shape[-1], 1 << (self.num_candidates - 1).bit_length()
+        room = (self.num_sequences, block + block * width)
+        return Pool(self._zeros(*room, dtype=torch.int64), self._zeros(*room))
 
     @property
     def num_sequences(self) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from ddtree.kernels.tree_build.buffers import MAX_DEPTHS, TreeBuffers
+from ddtree.kernels.tree_build.buffers import MAX_CANDIDATES, MAX_DEPTHS, TreeBuffers
 from ddtree.kernels.tree_build.reference import build_ddtree_pooled_reference
 
 
@@ -29,7 +29,10 @@ def build_ddtree_pooled(
 
     Args:
         root_tokens: [B] int64.
-        token_ids, log_probs: [B, D, M] int64 and float32, each row best first, log_probs <= 0.
+        token_ids: [B, D, M] int64.
+        log_probs: float32, <= 0. Factorised [B, D, M], each row best first; or conditioned [B, D, M, M], M <= 64: entry
+            [b, k, p, c] of candidate c at depth k + 1 below candidate p at depth k, the root's children in row p = 0. Rows
+            are in no order; the rank of a child is c.
         budgets: [B] int32, most drafted nodes; clamped to `max_budget` and to the sequence's rows. 0 is the root alone,
             below 0 is a sequence that has no rows.
         num_depths: [B] int32, how many of the D depths count.
@@ -41,7 +44,8 @@ def build_ddtree_pooled(
     """
     num_sequences, depths, width = token_ids.shape
     _expect("token_ids", token_ids, (num_sequences, depths, width), torch.int64)
-    _expect("log_probs", log_probs, token_ids.shape, torch.float32)
+    conditioned = log_probs.ndim == 4
+    _expect("log_probs", log_probs, (*token_ids.shape, width)[: 3 + conditioned], torch.float32)
     _expect("root_tokens", root_tokens, (num_sequences,), torch.int64)
     for name, tensor in (("budgets", budgets), ("num_depths", num_depths), ("slots", slots)):
         _expect(name, tensor, (num_sequences,), torch.int32)
@@ -54,13 +58,26 @@ def build_ddtree_pooled(
     if depths > trees.max_depths:
         limit = f"; build TreeBuffers with max_depths={depths}" if depths <= MAX_DEPTHS else ""
         raise ValueError(f"token_ids have {depths} depths, the buffers {trees.max_depths}{limit}")
-    if token_ids.is_cuda:
+    if conditioned:
+        _expect_candidates(width, trees)
+    if token_ids.is_cuda and conditioned:
+        from ddtree.kernels.tree_build.triton_conditioned import build_conditioned_pooled_triton as build
+    elif token_ids.is_cuda:
         from ddtree.kernels.tree_build.triton import build_ddtree_pooled_triton as build
     else:
         build = build_ddtree_pooled_reference
     before, after = (root_tokens, token_ids, log_probs, budgets, num_depths), (slots, context_lengths)
     build(*(t.contiguous() for t in before), max_budget, *(t.contiguous() for t in after), trees)
     return trees
+
+
+def _expect_candidates(width: int, trees: TreeBuffers) -> None:
+    """Conditioned scores fit the buffers; on CUDA these were allocated for them."""
+    if not 1 <= width <= MAX_CANDIDATES:
+        raise ValueError(f"conditioned log_probs must have 1 to {MAX_CANDIDATES} candidates per depth, got {width}")
+    if trees.device.type == "cuda" and width > trees.num_candidates:
+        remedy = f"build TreeBuffers with num_candidates={width}"
+        raise ValueError(f"log_probs are conditioned on {width} candidates, the buffers hold {trees.num_candidates}; {remedy}")
 
 
 def _expect(name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:

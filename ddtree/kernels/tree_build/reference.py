@@ -42,7 +42,10 @@ def build_ddtree_pooled_reference(
         if budget < 0:
             continue
         depths = min(int(num_depths[b]), token_ids.shape[1])
-        nodes = _best_prefixes(_costs(log_probs[b, :depths]), budget)
+        if log_probs.ndim == 4:
+            nodes = _best_paths(log_probs[b, :depths], budget)
+        else:
+            nodes = _best_prefixes(_costs(log_probs[b, :depths]), budget)
         trees.counts[b] = len(nodes)
         places = {ranks: index for index, (_, ranks) in enumerate(nodes)}
         for index, (cost, ranks) in enumerate(nodes):
@@ -74,9 +77,27 @@ def _costs(log_probs: torch.Tensor) -> list[list[int]]:
         for log_prob in row:
             if math.isnan(log_prob) or log_prob == -math.inf:
                 break
-            kept.append(round(min(-log_prob, DEAREST_NATS) * UNITS_PER_NAT))
+            kept.append(_cost(log_prob))
         costs.append(kept)
     return costs
+
+
+def _cost(log_prob: float) -> int:
+    return round(min(-log_prob, DEAREST_NATS) * UNITS_PER_NAT)
+
+
+def _best_paths(log_probs: torch.Tensor, budget: int) -> list[tuple[int, tuple[int, ...]]]:
+    """(cost, ranks) of the root and the best `budget` paths, `log_probs` [D, M, M]: pop the best, push all its children."""
+    found, heap = [], [(0, ())]
+    while heap and len(found) <= budget:
+        cost, ranks = heapq.heappop(heap)
+        found.append((cost, ranks))
+        if len(ranks) < len(log_probs):
+            row = log_probs[len(ranks), ranks[-1] if ranks else 0].tolist()
+            for rank, log_prob in enumerate(row):
+                if log_prob > -math.inf:
+                    heapq.heappush(heap, (cost + _cost(log_prob), (*ranks, rank)))
+    return found
 
 
 def _best_prefixes(costs: list[list[int]], budget: int) -> list[tuple[int, tuple[int, ...]]]:

@@ -141,6 +141,63 @@ def _order_across(alive_costs, alive_nodes, places, lex_paths, node_parents, nod
 
 
 @triton.jit
+def _write_tree(
+    root_token, token_ids, out_tokens, out_parents, out_depths, out_scores, out_count,
+    node_costs, node_parents, node_ranks, node_lexes, alive_costs, alive_nodes, places, new_indices, lex_paths,
+    start, budget, ceiling, depth, width,
+    LEVELS: tl.constexpr, BLOCK: tl.constexpr, MINE: tl.constexpr, OTHERS: tl.constexpr,
+):  # fmt: skip
+    """The `budget` best of the nodes of levels 1 to `depth`, best first, as rows from `start` on; the root before them."""
+    # Each level's nodes within the last ceiling are its first ones.
+    number = tl.full([], 0, tl.int32)
+    nodes = tl.arange(0, BLOCK)
+    for alive_level in range(1, depth + 1):
+        cost = tl.load(node_costs + alive_level * BLOCK + nodes)
+        alive = cost <= ceiling
+        tl.store(alive_costs + number + nodes, cost, mask=alive)
+        tl.store(alive_nodes + number + nodes, alive_level * BLOCK + nodes, mask=alive)
+        number += _count(alive)
+    tl.debug_barrier()
+    crossing = _order_alive(alive_costs, alive_nodes, places, number, BLOCK, MINE, OTHERS)
+    tl.debug_barrier()
+    if crossing > 0:
+        _order_across(
+            alive_costs, alive_nodes, places, lex_paths, node_parents, node_lexes, number, depth,
+            BLOCK, LEVELS, MINE, OTHERS,
+        )  # fmt: skip
+        tl.debug_barrier()
+    for first in range(0, number, BLOCK):
+        mine = first + nodes
+        place = tl.load(places + mine, mask=mine < number, other=0)
+        kept = (mine < number) & (place < budget)
+        node = tl.load(alive_nodes + mine, mask=kept, other=BLOCK)
+        row = start + 1 + place
+        node_depth = node // BLOCK
+        tl.store(new_indices + node, place + 1, mask=kept)
+        place_of_token = (node_depth - 1) * width + tl.load(node_ranks + node, mask=kept, other=0)
+        token = tl.load(token_ids + place_of_token, mask=kept, other=0)
+        tl.store(out_tokens + row, token, mask=kept)
+        tl.store(out_depths + row, node_depth, mask=kept)
+        cost = tl.load(alive_costs + mine, mask=kept, other=0)
+        tl.store(out_scores + row, (0.0 - cost.to(tl.float64) * (2.0**-40)).to(tl.float32), mask=kept)
+    tl.debug_barrier()
+    for first in range(0, number, BLOCK):
+        mine = first + nodes
+        place = tl.load(places + mine, mask=mine < number, other=0)
+        kept = (mine < number) & (place < budget)
+        node = tl.load(alive_nodes + mine, mask=kept, other=BLOCK)
+        above = (node // BLOCK - 1) * BLOCK + tl.load(node_parents + node, mask=kept, other=0)
+        index = tl.load(new_indices + above, mask=kept & (above >= BLOCK), other=0)
+        tl.store(out_parents + start + 1 + place, index, mask=kept)
+    if budget >= 0:
+        tl.store(out_tokens + start, tl.load(root_token))
+        tl.store(out_parents + start, -1)
+        tl.store(out_depths + start, 0)
+        tl.store(out_scores + start, 0.0)
+    tl.store(out_count, tl.where(budget >= 0, 1 + tl.minimum(number, budget), 0))
+
+
+@triton.jit
 def _grow_kernel(
     root_tokens, token_ids, log_probs, budgets, num_depths, starts, counts,
     out_tokens, out_parents, out_depths, out_scores,
@@ -216,53 +273,11 @@ def _grow_kernel(
         depth += 1
         tl.debug_barrier()
 
-    # Each level's nodes within the last ceiling are its first ones.
-    number = tl.full([], 0, tl.int32)
-    nodes = tl.arange(0, BLOCK)
-    for alive_level in range(1, depth + 1):
-        cost = tl.load(node_costs + alive_level * BLOCK + nodes)
-        alive = cost <= ceiling
-        tl.store(alive_costs + number + nodes, cost, mask=alive)
-        tl.store(alive_nodes + number + nodes, alive_level * BLOCK + nodes, mask=alive)
-        number += _count(alive)
-    tl.debug_barrier()
-    crossing = _order_alive(alive_costs, alive_nodes, places, number, BLOCK, MINE, OTHERS)
-    tl.debug_barrier()
-    if crossing > 0:
-        _order_across(
-            alive_costs, alive_nodes, places, lex_paths, node_parents, node_lexes, number, depth,
-            BLOCK, LEVELS, MINE, OTHERS,
-        )  # fmt: skip
-        tl.debug_barrier()
-    for first in range(0, number, BLOCK):
-        mine = first + nodes
-        place = tl.load(places + mine, mask=mine < number, other=0)
-        kept = (mine < number) & (place < budget)
-        node = tl.load(alive_nodes + mine, mask=kept, other=BLOCK)
-        row = start + 1 + place
-        node_depth = node // BLOCK
-        tl.store(new_indices + node, place + 1, mask=kept)
-        place_of_token = (node_depth - 1) * width + tl.load(node_ranks + node, mask=kept, other=0)
-        token = tl.load(token_ids + place_of_token, mask=kept, other=0)
-        tl.store(out_tokens + row, token, mask=kept)
-        tl.store(out_depths + row, node_depth, mask=kept)
-        cost = tl.load(alive_costs + mine, mask=kept, other=0)
-        tl.store(out_scores + row, (0.0 - cost.to(tl.float64) * (2.0**-40)).to(tl.float32), mask=kept)
-    tl.debug_barrier()
-    for first in range(0, number, BLOCK):
-        mine = first + nodes
-        place = tl.load(places + mine, mask=mine < number, other=0)
-        kept = (mine < number) & (place < budget)
-        node = tl.load(alive_nodes + mine, mask=kept, other=BLOCK)
-        above = (node // BLOCK - 1) * BLOCK + tl.load(node_parents + node, mask=kept, other=0)
-        index = tl.load(new_indices + above, mask=kept & (above >= BLOCK), other=0)
-        tl.store(out_parents + start + 1 + place, index, mask=kept)
-    if budget >= 0:
-        tl.store(out_tokens + start, tl.load(root_tokens + b))
-        tl.store(out_parents + start, -1)
-        tl.store(out_depths + start, 0)
-        tl.store(out_scores + start, 0.0)
-    tl.store(counts + b, tl.where(budget >= 0, 1 + tl.minimum(number, budget), 0))
+    _write_tree(
+        root_tokens + b, token_ids, out_tokens, out_parents, out_depths, out_scores, counts + b,
+        node_costs, node_parents, node_ranks, node_lexes, alive_costs, alive_nodes, places, new_indices, lex_paths,
+        start, budget, ceiling, depth, width, LEVELS, BLOCK, MINE, OTHERS,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -330,6 +345,12 @@ def build_ddtree_pooled_triton(
         LEVELS=trees.max_depths + 1, BLOCK=scratch.bests.shape[-1], PAIRS=num_pairs, MINE=mine, OTHERS=others,
         num_warps=warps,
     )  # fmt: skip
+    write_rows(slots, context_lengths, trees)
+
+
+def write_rows(slots: torch.Tensor, context_lengths: torch.Tensor, trees: TreeBuffers) -> None:
+    """The rows' layout, once `trees` holds the nodes."""
+    num_sequences = trees.num_sequences
     _rows_kernel[(triton.cdiv(trees.num_rows, ROW_TILE),)](
         trees.starts, trees.counts, slots, context_lengths, trees.token_ids, trees.parents, trees.depths, trees.scores,
         trees.row_slots, trees.row_indices, trees.positions, trees.ancestor_mask,
