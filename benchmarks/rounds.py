@@ -76,9 +76,16 @@ class Bench:
             pool.value_pages.normal_()
         if self.state.target.pool.recurrent is not None:
             self.state.target.pool.recurrent.states.normal_(0, 0.1)
-        self.slot = self.state.open(tokens - max(args.budgets) - 16)
+        self.slot = self.open_slot()
         self.rounds = {}
         self.capture_s = {}
+
+    def open_slot(self) -> int:
+        """A slot that has all pages."""
+        slot, pages = self.state.open(), self.state.allocator
+        self.pages = pages.allocate(pages.num_free)
+        self.state.table.give(slot, self.pages[: self.state.table.pages.shape[1]])
+        return slot
 
     def sync(self) -> None:
         if self.device.type == "cuda":
@@ -118,12 +125,15 @@ class Bench:
         from ddtree.engine.device_rounds import DeviceRounds
         from ddtree.engine.engine import Engine
         from ddtree.engine.graph_actors import GraphDrafter, GraphTarget
+        from ddtree.engine.pooled_memory import PooledMemory
         from ddtree.engine.request import Request
 
         state = self.state
         state.close(self.slot)
+        state.allocator.release(self.pages)
         config = EngineConfig(max_context=state.table.max_tokens - state.most_staged, max_tree_budget=max(self.args.budgets))
-        engine = Engine(GraphTarget(state, (1, budget + 1)), GraphDrafter(state), config, self.target.config.vocab_size)
+        actors, vocab_size = (GraphTarget(state, (1, budget + 1)), GraphDrafter(state)), self.target.config.vocab_size
+        engine = Engine(*actors, config, vocab_size, memory=PooledMemory(state))
         engine.device_rounds = DeviceRounds(state, round_type=SyntheticRound)
         prompt = tuple(torch.randint(0, self.target.config.vocab_size - 1, (512,)).tolist())
         results = []
@@ -142,7 +152,7 @@ class Bench:
             results.append((walls, (stats.output_tokens - emitted) / elapsed))
             engine.abort(request_id)
             engine.step()
-        self.slot = state.open(state.table.max_tokens - state.most_staged - 64)
+        self.slot = self.open_slot()
         device_round = next(iter(engine.device_rounds._rounds.values()))
         device_round.launch([self.slot], [1], [budget], [device_round.num_slots - 1]).wait()
         device = statistics.median(self.timer.times(device_round.lanes[0].graph.replay, 20, self.at(800)))

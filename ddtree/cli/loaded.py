@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from ddtree.sources import Source, resolve
 from ddtree.text import Tokenizer
-
-logger = logging.getLogger("ddtree")
 
 LEAST_CONTEXT = 8  # tokens, below which no round can be timed
 # For drafters without a card: what a barely trained one reaches (a three-minute trial), so that none is overrated.
@@ -64,7 +61,7 @@ def load(args: argparse.Namespace, source: Source):
     from ddtree.engine.loading import load_engine
 
     try:
-        engine = load_engine(
+        return load_engine(
             source.target,
             source.drafter,
             device=args.device,
@@ -74,9 +71,6 @@ def load(args: argparse.Namespace, source: Source):
             adapter=getattr(args, "adapter", "auto"),
             **batch_limits(args),
         )
-        if engine.memory is None and (getattr(args, "cache_memory", None) or getattr(args, "prefix_memory", None)):
-            logger.warning("--cache-memory and --prefix-memory have no effect here: pools on a GPU take what is free")
-        return engine
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "out of memory" not in str(error).lower():
             raise

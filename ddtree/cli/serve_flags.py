@@ -46,7 +46,10 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
         help="that prefill may hold up those that decode; 0: whole chunks of 512 tokens (default: 250)",
     )
     parser.add_argument(
-        "--cache-memory", type=gibibytes, metavar="GIB", help="for all requests' caches (default: half of what is free)"
+        "--cache-memory",
+        type=gibibytes,
+        metavar="GIB",
+        help="for all requests' caches (default: half of what is free; on a GPU what may run and as much again, if it fits)",
     )
     parser.add_argument(
         "--prefix-memory", type=gibibytes, metavar="GIB", help="of it, to remember prompts in; 0: none (default: half of it)"

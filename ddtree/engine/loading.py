@@ -104,7 +104,8 @@ def load_engine(
     """Load a target and its drafter. `max_context` defaults to what the target was made for, in tokens; to what fits if that
     is less, on a GPU, where caches are pools of fixed size, and under `cache_bytes`. `limits` are those of `EngineConfig`;
     `adapter`: a folder, "none", or "auto" for the one beside the drafter, if there is one.
-    `cache_bytes` None is half of the memory that is free after loading, `prefix_bytes` None half of that. Pools know neither.
+    `cache_bytes` None is half of the memory that is free after loading, `prefix_bytes` None half of that; what they are of pools
+    says `share_out`.
 
     Raises ValueError where the two do not fit, naming both sides, or where `max_context` is more than the model has.
     """
@@ -125,12 +126,15 @@ def load_engine(
     limits |= {"max_tree_budget": max_tree_budget, "max_running": max_running}
     if place.type == "cuda" and unsupported(model) is None:
         max_rows = max(1 + max_tree_budget, ROWS_EACH * max_running)
-        tokens = tokens_that_fit(model, drafter_model, max_running, max_rows)
+        fitting = tokens_that_fit(model, drafter_model, max_running, max_rows)
+        row_bytes = sum(each.new_cache().size.row_bytes for each in (model, drafter_model) if each is not None)
+        tokens, prefix_bytes = share_out(fitting, row_bytes, max_running * max_context, cache_bytes, prefix_bytes)
         if tokens < max_context and asked is not None:
             raise ValueError(f"max_context {max_context} tokens do not fit into this GPU's memory beside the weights; {tokens} do")
-        config = EngineConfig(max_context=min(max_context, tokens), **limits)
-        num_tokens = min(tokens, max_running * config.max_context)
-        return pooled_engine(model, drafter_model, config, num_tokens=num_tokens, max_rows=max_rows, graphs=cuda_graphs, conditioning=conditioning)
+        config = EngineConfig(max_context=min(max_context, tokens), prefix_bytes=prefix_bytes, **limits)
+        return pooled_engine(
+            model, drafter_model, config, num_tokens=tokens, max_rows=max_rows, graphs=cuda_graphs, conditioning=conditioning
+        )
     drafter = Drafter(drafter_model, model, conditioning) if drafter_model is not None else None
     layers = drafter_model.config.target_layer_ids if drafter_model is not None else ()
     target = Target(model, layers)
@@ -144,3 +148,21 @@ def load_engine(
     prefix_bytes = cache_bytes // 2 if prefix_bytes is None else prefix_bytes
     config = EngineConfig(max_context=max_context, cache_bytes=cache_bytes, prefix_bytes=prefix_bytes, **limits)
     return Engine(target, drafter, config, model.config.vocab_size)
+
+
+def share_out(
+    fitting: int, row_bytes: int, most_needed: int, cache_bytes: int | None, prefix_bytes: int | None
+) -> tuple[int, int]:
+    """Of pools: tokens that they are made for, and bytes of them that prefixes may be remembered in.
+
+    `fitting` tokens of `row_bytes` would fit into the device, all that may run side by side have `most_needed`. By default
+    the pools hold those, and as much again where prefixes are remembered, as far as it fits. ValueError for more than fits.
+    """
+    if cache_bytes and cache_bytes // row_bytes > fitting:
+        raise ValueError(
+            f"{cache_bytes / 2**30:.2f} GiB of cache memory do not fit beside the weights: "
+            f"{fitting * row_bytes / 2**30:.2f} GiB do"
+        )
+    wanted = cache_bytes // row_bytes if cache_bytes else most_needed * (1 if prefix_bytes == 0 else 2)
+    tokens = min(fitting, wanted)
+    return tokens, tokens * row_bytes // 2 if prefix_bytes is None else prefix_bytes

@@ -93,5 +93,4 @@ def tokens_that_fit(model, drafter_model, max_running: int, max_rows: int, memor
     if drafter_model is not None:
         drafter = drafter_model.config
         row += 2 * drafter.num_layers * drafter.num_kv_heads * drafter.head_dim * size
-    staged_rows = (max_running + 1) * rows  # behind each sequence's committed ones
-    return max(int(memory_share * (free - aside)) // row - staged_rows, 0)
+    return max(int(memory_share * (free - aside)) // row - 2 * rows, 0)  # those that one sequence stages lie beyond

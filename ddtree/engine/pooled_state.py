@@ -46,7 +46,7 @@ class PooledState:
         keeps_states: bool = False,
         conditioning: Conditioning | None = None,
     ) -> None:
-        """`num_tokens`: what the pages of all sequences together hold. `max_context`: of one sequence. `max_rows`: most
+        """`num_tokens`: what the pages of all sequences together hold, beside one largest tree. `max_context`: of one sequence. `max_rows`: most
         rows that one verify may stage, over all sequences. `keeps_states`: a hybrid's states are wanted after its last
         token, so a slot must not go on beyond it."""
         device = model.device
@@ -55,7 +55,7 @@ class PooledState:
         self.block_size = drafter_model.config.block_size if drafter_model is not None else 1
         # A round stages its rows behind the committed ones.
         self.most_staged = max(max_rows, self.block_size)
-        num_pages = 1 + -(-num_tokens // PAGE_SIZE) + num_sequences * -(-self.most_staged // PAGE_SIZE)
+        num_pages = 1 + -(-(num_tokens + self.most_staged + self.block_size) // PAGE_SIZE)
         self.allocator = PageAllocator(num_pages - 1, PAGE_SIZE, first_page=NULL_PAGE + 1)
         self.table = PageTable(num_sequences + 1, max_context + self.most_staged + self.block_size, device)
         layers = drafter_model.config.target_layer_ids if drafter_model is not None else ()
