@@ -51,10 +51,10 @@ def test_a_chat_of_three_turns_finds_all_of_its_past(models):
 
 
 def test_little_memory_changes_no_token(models):
-    engine = engine_of(models, 160, max_context=300, max_running=4)
-    texts = [f"{question} " * (3 + 4 * place) for place, question in enumerate((*QUESTIONS, QUESTIONS[0]))]
+    engine = engine_of(models, 160, max_context=300, max_running=3)
+    texts = [f"{question} " * 20 for question in QUESTIONS]
     requests = [
-        Request(tuple(models[2].encode(text, add_special_tokens=False)[:150]), 40, tree_budget=[8, 0, 16, 4][place])
+        Request(tuple(models[2].encode(text, add_special_tokens=False)[:90]), 60, tree_budget=[8, 8, 16][place])
         for place, text in enumerate(texts)
     ]
     courses = run_schedule(engine, requests, seeded(0), join_share=1.0)
