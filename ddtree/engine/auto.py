@@ -82,7 +82,7 @@ class AutoBudget:
     def __init__(self, cost: CostModel, block_size: int, card: Card, max_budget: int, shrinkable: bool = False):
         self.cost, self.block_size, self.card, self.max_budget = cost, block_size, card, max_budget
         self.shrinkable = shrinkable  # whether the drafter may fill fewer slots than the block has
-        self.regimes: dict[bool, Regime] = {}
+        self.regimes: dict[tuple[bool, bool], Regime] = {}  # by greedy and conditioned
         self._slots = 0  # block rows of the round in flight
 
     def describe(self) -> str:
@@ -94,9 +94,10 @@ class AutoBudget:
     def open(self, sequence: Sequence) -> None:
         """Give a new sequence what is known so far."""
         sampling = sequence.request.sampling
-        if sampling.greedy not in self.regimes:
-            self.regimes[sampling.greedy] = self._first_regime(sampling.temperature)
-        sequence.auto = self.regimes[sampling.greedy].open(self.max_budget)
+        kind = (sampling.greedy, sequence.conditioned)
+        if kind not in self.regimes:
+            self.regimes[kind] = self._first_regime(sampling.temperature)
+        sequence.auto = self.regimes[kind].open(self.max_budget)
 
     def plan(self, sequences: SequenceOf[Sequence]) -> None:
         """Before the draft: each sequence's `tree_budget`, 0 for a plain round, and `draft_depth`."""

@@ -65,8 +65,9 @@ class DeviceAuto:
     def __init__(self, rounds: DeviceRounds, card: Card, block_size: int, max_budget: int) -> None:
         self.rounds, self.card, self.block_size = rounds, card, block_size
         self.ladder = np.array([budget for budget in LADDER if budget <= max_budget])
-        self.costs: dict[tuple[int, bool], np.ndarray] = {}  # ms at each budget of the ladder, by batch and sampling
-        self.regimes: dict[bool, Belief] = {}
+        # Milliseconds at each budget of the ladder, by batch, sampling and scoring.
+        self.costs: dict[tuple[int, bool, bool], np.ndarray] = {}
+        self.regimes: dict[tuple[bool, bool], Belief] = {}  # by greedy and conditioned
         self.chosen = 0
         self.turn = 0
 
@@ -82,29 +83,30 @@ class DeviceAuto:
         for count in BATCHES[: BATCHES.index(bucket_of(max_running, BATCHES)) + 1]:
             self.costs_of(count, False)
 
-    def costs_of(self, num_sequences: int, sampled: bool) -> np.ndarray:
-        """Milliseconds of a round at each budget that fits; measured when first asked for."""
-        key = (bucket_of(num_sequences, BATCHES), sampled)
+    def costs_of(self, num_sequences: int, sampled: bool, conditioned: bool | None = None) -> np.ndarray:
+        """Milliseconds of a round at each budget that fits; measured when first asked for. `conditioned` None: if it can be."""
+        conditioned = self.rounds.state.conditioning is not None if conditioned is None else conditioned
+        key = (bucket_of(num_sequences, BATCHES), sampled, conditioned)
         if key not in self.costs:
             fitting = [b for b in self.ladder.tolist() if key[0] * (1 + b) <= max(self.rounds.state.max_rows, key[0])]
-            self.costs[key] = np.array([self._time(self._shape(key[0], budget, sampled)) for budget in fitting])
+            self.costs[key] = np.array([self._time(RoundShape(key[0], budget, sampled, conditioned and budget > 0)) for budget in fitting])
         return self.costs[key]
 
     def open(self, sequence: Sequence) -> None:
         """Give a new sequence what is known so far."""
-        greedy = sequence.request.sampling.greedy
-        if greedy not in self.regimes:
+        kind = (sequence.request.sampling.greedy, sequence.conditioned)
+        if kind not in self.regimes:
             row = row_for(self.card, sequence.request.sampling.temperature)
             promised = np.array([acceptance_at(row, budget) - 1 for budget in self.ladder])
-            self.regimes[greedy] = Belief(promised, promised[-1], promised[-1], wanted=int(self.ladder[-1]))
-        sequence.auto = replace(self.regimes[greedy], num_plain=0)
+            self.regimes[kind] = Belief(promised, promised[-1], promised[-1], wanted=int(self.ladder[-1]))
+        sequence.auto = replace(self.regimes[kind], num_plain=0)
 
     def plan(self, sequences: SequenceOf[Sequence]) -> None:
         """One budget for all that ask, the one of most tokens per second of the whole batch."""
         asking = [sequence for sequence in sequences if sequence.auto is not None]
         if not asking:
             return
-        costs = self.costs_of(len(sequences), any(not s.request.sampling.greedy for s in sequences))
+        costs = self._costs_for(sequences)
         tokens = sum(sequence.auto.tokens(self.block_size)[: len(costs)] for sequence in asking)
         fixed = [sequence for sequence in sequences if sequence.auto is None]
         if fixed:
@@ -139,7 +141,7 @@ class DeviceAuto:
 
     def observe(self, results: list[tuple[Sequence, DraftTree | None, Acceptance]]) -> None:
         """What a round's trees promised and what was accepted."""
-        costs = self.costs_of(len(results), any(not s.request.sampling.greedy for s, _, _ in results))
+        costs = self._costs_for([sequence for sequence, _, _ in results])
         # With many sequences a tree of each tells more than the host has time to hear: some in turn are enough.
         stride = max(1, len(results) // MOST_HEARD)
         self.turn = (self.turn + 1) % stride
@@ -156,19 +158,22 @@ class DeviceAuto:
             belief.num_plain = 0 if num_drafted else belief.num_plain + 1
             if num_drafted and place % stride == self.turn:
                 promised, expected = promises(tree, self.ladder)
-                for each, memory in ((belief, MEMORY), (self.regimes[sequence.request.sampling.greedy], ENGINE_MEMORY)):
+                for each, memory in ((belief, MEMORY), (self.regimes[sequence.request.sampling.greedy, sequence.conditioned], ENGINE_MEMORY)):
                     each.learn(promised, acceptance.acceptance_length - 1, expected, memory)
 
     def timed(self, shape: RoundShape, seconds: float) -> None:
         """A round of this shape took so long on the device: what it costs now, contexts being what they are."""
-        costs = self.costs.get((shape.num_sequences, shape.sampled))
         rung = int(np.searchsorted(self.ladder, shape.max_budget))
-        usual = shape.conditioned == self._shape(shape.num_sequences, shape.max_budget, shape.sampled).conditioned
-        if usual and costs is not None and rung < len(costs) and self.ladder[rung] == shape.max_budget:
-            costs[rung] += (1 - COST_MEMORY) * (1000 * seconds - costs[rung])
+        for conditioned in (False, True):  # a plain round costs the same in both
+            costs = self.costs.get((shape.num_sequences, shape.sampled, conditioned))
+            known = costs is not None and rung < len(costs) and self.ladder[rung] == shape.max_budget
+            if known and shape.conditioned == (conditioned and shape.max_budget > 0):
+                costs[rung] += (1 - COST_MEMORY) * (1000 * seconds - costs[rung])
 
-    def _shape(self, num_sequences: int, budget: int, sampled: bool) -> RoundShape:
-        return RoundShape(num_sequences, budget, sampled, conditioned=budget > 0 and self.rounds.state.conditioning is not None)
+    def _costs_for(self, sequences: SequenceOf[Sequence]) -> np.ndarray:
+        sampled = any(not s.request.sampling.greedy for s in sequences)
+        drafting = [s for s in sequences if s.drafts]
+        return self.costs_of(len(sequences), sampled, bool(drafting) and all(s.conditioned for s in drafting))
 
     def _time(self, shape: RoundShape) -> float:
         """Median milliseconds of a captured round on the device, all of its rows real, over the dummy slot."""

@@ -12,17 +12,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ddtree.kernels.conditioning import LEAST_LOG_PROB, LEAST_REST, AdapterWeights, transitions_pooled
+
 SUMMARIES = ("none", "recurrence", "attention")
 NUM_HEADS = 4  # of the summary by attention
 SERVED_CANDIDATES = 64  # per depth; more brought nothing, docs/log.md 2026-11-30
-LEAST_REST = 1e-4  # probability of everything that is no candidate: below it a float32 sum knows no better
-LEAST_LOG_PROB = -40.0  # of a drafter's own, as an input: -inf is a token that is excluded elsewhere
 
 
 @dataclass(frozen=True)
@@ -249,7 +250,12 @@ class Conditioning:
             [B, D, M, M] float32: [b, k, p, c] of candidate c at depth k + 1 below candidate p at depth k; at depth 1 every
             parent is the root.
         """
-        roots = root_tokens[:, None, None].expand(-1, 1, candidate_ids.shape[2])
-        parents = torch.cat([roots, candidate_ids[:, :-1]], dim=1)
-        inputs = self.parent_rows(parents) + self.places(slots, root_tokens)[:, :, None]
-        return self.log_probs(self.adapter.finish(inputs), candidate_ids, log_probs, ranking, strengths[:, None, None, None])
+        places = self.places(slots, root_tokens)
+        return transitions_pooled(places, root_tokens, candidate_ids, log_probs, ranking, strengths, self.weights)
+
+    @cached_property
+    def weights(self) -> AdapterWeights:
+        """What `transitions` reads, as its kernels want it; needs the tables."""
+        adapter = self.adapter
+        layers = (adapter.mix.weight, adapter.mix.bias, adapter.out.weight, adapter.out.bias)
+        return AdapterWeights(self.parent_table, self.candidate_table, *layers)

@@ -130,20 +130,20 @@ def test_auto_emits_the_same_and_says_what_it_chose(engines):
 @pytest.mark.parametrize(("accepted", "best"), [(0.0, 0), (0.5, 8), (1.0, 32)])
 def test_auto_takes_the_budget_of_most_tokens_per_second(accepted, best):
     auto = DeviceAuto(None, {}, block_size=16, max_budget=64)
-    auto.costs[1, False] = np.array([1.0, 1.10, 1.12, 1.5, 1.6, 3.0])
+    auto.costs[1, False, False] = np.array([1.0, 1.10, 1.12, 1.5, 1.6, 3.0])
     promised = np.array([0.0, 1.5, 2.0, 2.5, 3.4, 4.0])
     sequence = Sequence(0, Request((1,), 50), tree_budget=64)
     sequence.auto = Belief(promised, accepted, 1.0)
     auto.plan([sequence])
     expected = 1 + accepted * promised
-    rates = expected / auto.costs[1, False]
+    rates = expected / auto.costs[1, False, False]
     assert sequence.tree_budget == auto.ladder[rates.argmax()]
     assert (sequence.tree_budget == 0) == (best == 0)
 
 
 def test_auto_looks_again_after_plain_rounds():
     auto = DeviceAuto(None, {}, block_size=16, max_budget=8)
-    auto.costs[1, False] = np.array([1.0, 1.3, 1.6])
+    auto.costs[1, False, False] = np.array([1.0, 1.3, 1.6])
     sequence = Sequence(0, Request((1,), 500), tree_budget=8)
     sequence.auto = Belief(np.zeros(3), 0.0, 1.0)
     budgets = []
