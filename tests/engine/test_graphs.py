@@ -3,6 +3,8 @@ what the CPU emits."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -74,3 +76,38 @@ def tensors(engine):
     recurrent = state.target.pool.recurrent
     yield recurrent.states[:, : state.dummy]
     yield recurrent.conv_states[:, : state.dummy]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["greedy", "sampled", "filtered"])
+def test_shared_prefixes_and_preemption_change_no_token(kind, device="cuda"):
+    """Turns of a chat, one ended by a stop; then more requests than the pages hold, all with rounds in flight."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    plain, pair = random_hybrid("cpu", torch.float32), random_hybrid(device, torch.float32)
+    config = EngineConfig(
+        max_context=400, max_tree_budget=16, prefill_chunk=64, max_running=5, prefix_bytes=2**30, snapshot_every=64
+    )
+    engine = pooled_engine(pair.target.model, pair.drafter.model, config, num_tokens=300)
+
+    def check(wanted: Request) -> int:
+        emission = engine.generate(wanted)
+        assert emission.token_ids == plain.generate(replace(wanted, cache_salt=None)).token_ids
+        return emission.stats.cached_tokens
+
+    first = request(5, 8, SAMPLINGS[kind])
+    stop = plain.generate(replace(first, cache_salt=None)).token_ids[17]
+    first = replace(first, stop_token_ids=frozenset({stop}))
+    assert check(first) == 0
+    prompt = first.prompt_token_ids
+    assert check(first) == len(prompt) - 1
+    history = (*prompt, *plain.generate(replace(first, cache_salt=None)).token_ids)
+    assert check(replace(first, prompt_token_ids=(*history, 3, 5, 8), tree_budget=0)) == len(history) - 1
+    requests = [request(i, [16, 8, 0, 4, 16][i], SAMPLINGS[kind], max_tokens=80) for i in range(5)]
+    ids, answers, preemptions = [engine.add(each) for each in requests], {}, 0
+    while engine.has_work:
+        for emission in engine.step():
+            answers[emission.request_id] = answers.get(emission.request_id, ()) + emission.token_ids
+            preemptions += emission.stats.preemptions if emission.stats else 0
+    assert [answers[i] for i in ids] == [plain.generate(replace(each, cache_salt=None)).token_ids for each in requests]
+    assert preemptions > 0
+    assert engine.memory.pages.num_pages - engine.memory.pages.num_free == engine.prefix.num_pages
