@@ -1,7 +1,8 @@
 """SmolLM2 as SGLang reads models: a folder of config.json, safetensors and tokenizer, written from the GGUF that we fetch.
 
 `python -m tests.sglang.checkpoints FOLDER` writes two: `whole`, and `padded`, whose attention has one more group of heads, all
-zeros, so that two tensor-parallel ranks share its 12 query and 4 key/value heads evenly. Both are the same function.
+zeros, so that two tensor-parallel ranks share its 12 query and 4 key/value heads evenly. Both are the same function. And
+`drafter`, SmolLM2's in safetensors, for programs that read no GGUF.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from ddtree.models.dflash import load_drafter
 from ddtree.models.registry import load_target
-from ddtree.sources import fetch
+from ddtree.sources import fetch, resolve
 from ddtree.text import Tokenizer
+from ddtree.training.export import save_drafter
 
 HEAD_AXIS = {"q_proj": 0, "k_proj": 0, "v_proj": 0, "o_proj": 1}
 
@@ -67,6 +70,16 @@ def write(folder: Path, more_groups: int = 0) -> Path:
     return folder
 
 
+def write_drafter(folder: Path) -> Path:
+    """SmolLM2's drafter in fp32."""
+    files = resolve("smollm2", progress=False)
+    target = load_target(files.target, "cpu", torch.float32)
+    model = load_drafter(files.drafter, target.config, "cpu", torch.float32)
+    save_drafter(model, folder, model.config.raw)
+    return folder
+
+
 if __name__ == "__main__":
+    print(write_drafter(Path(sys.argv[1]) / "drafter"))
     for name, groups in (("whole", 0), ("padded", 1)):
         print(write(Path(sys.argv[1]) / name, groups))

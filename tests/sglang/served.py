@@ -27,7 +27,7 @@ class Server:
             sys.executable, "-m", "sglang.launch_server", "--model-path", target, "--port", self.port, "--device", "cpu",
             "--dtype", "float32", "--tp-size", ranks, "--speculative-algorithm", "DDTREE",
             "--speculative-draft-model-path", drafter, "--speculative-num-draft-tokens", num_nodes,
-            "--max-total-tokens", 20000, "--max-running-requests", 8, "--context-length", 2048, "--skip-server-warmup",
+            "--max-total-tokens", 20000, "--max-running-requests", 8, "--context-length", 2048, "--skip-server-warmup", "--sleep-on-idle",
         ]  # fmt: skip
         environment = os.environ | {
             "PYTHONPATH": os.pathsep.join([str(STAND_IN), *filter(None, [os.environ.get("PYTHONPATH")])]),

@@ -42,7 +42,7 @@ class Reference:
     def __init__(self):
         self.files = resolve("smollm2")
         self.tokenizer = Tokenizer.load(self.files.target)
-        self.engine = load_engine(self.files.target, self.files.drafter, device="cpu", dtype=torch.float32)
+        self.engine = load_engine(self.files.target, self.files.drafter, device="cpu", dtype="float32")
         self.prompts = [
             self.tokenizer.encode(self.rendered(text), add_special_tokens=False) for text in TEXTS
         ]
