@@ -20,6 +20,7 @@ from functools import cache
 import torch
 
 from benchmarks.kernels.replay import copy_bandwidth, replayed
+from ddtree.kernels.conditioning import AdapterWeights, transitions_pooled, transitions_pooled_reference
 from ddtree.kernels.sample import (
     choose_filtered_pooled,
     choose_filtered_pooled_reference,
@@ -38,9 +39,12 @@ from ddtree.kernels.tree_build import (
     top_candidates_reference,
 )
 from ddtree.kernels.tree_build import triton as build_kernels
+from ddtree.kernels.tree_build import triton_conditioned as conditioned_kernels
 
 SETS = 8
 DEPTHS = 15
+CANDIDATES = 64  # whose scores know their parent
+ADAPTERS = ((512, 256), (1024, 512))  # width, rank
 BUDGETS = (15, 31, 63, 127, 255, 511, 1024)
 BUILT = ("counts", "token_ids", "parents", "depths", "scores", "row_slots", "row_indices", "positions", "ancestor_mask")
 DEVICE = "cuda"
@@ -95,6 +99,22 @@ def tree_inputs(budget: int, sequences: int, seed: int, vocab_size: int = 4096) 
     )
 
 
+@cache
+def conditioned_sets(budget: int, sequences: int) -> list[tuple[tuple, TreeBuffers]]:
+    """As `tree_sets`, the candidates' scores turned a little by each parent."""
+    sets = []
+    for seed in range(SETS):
+        roots, ids, log_probs, budgets, num_depths, _, *places = tree_inputs(CANDIDATES, sequences, seed)
+        generator = torch.Generator(DEVICE).manual_seed(seed)
+        turned = torch.randn(sequences, DEPTHS, CANDIDATES, CANDIDATES, generator=generator, device=DEVICE) * 2
+        table = (log_probs[:, :, None] + turned).log_softmax(dim=-1)
+        arguments = (roots, ids, table, budgets.fill_(budget), num_depths, budget, *places)
+        expected = TreeBuffers(sequences, budget, "cpu")
+        on_host = (a.cpu() if isinstance(a, torch.Tensor) else a for a in arguments)
+        sets.append((arguments, build_ddtree_pooled(*on_host, expected)))
+    return sets
+
+
 def target_tokens(trees: TreeBuffers, seed: int) -> torch.Tensor:
     """A choice after each node that some child carries more often than not."""
     generator = torch.Generator().manual_seed(seed)
@@ -131,15 +151,43 @@ def time_candidates(num: int, vocab_size: int, repeats: int, method: str = "trit
     return replayed([lambda x=x: top_candidates_pooled(x, num, **options) for x in sets], repeats)
 
 
-def time_build(budget: int, sequences: int, repeats: int) -> dict:
-    sets = tree_sets(budget, sequences)
-    trees = TreeBuffers(sequences, budget, DEVICE)
+def time_build(budget: int, sequences: int, repeats: int, conditioned: bool = False) -> dict:
+    sets = (conditioned_sets if conditioned else tree_sets)(budget, sequences)
+    trees = TreeBuffers(sequences, budget, DEVICE, num_candidates=CANDIDATES if conditioned else 0)
     for arguments, expected in sets:
         build_ddtree_pooled(*arguments, trees)
         for name in BUILT:
             same = torch.equal(getattr(trees, name).cpu(), getattr(expected, name))
-            check(same, f"build, budget {budget}, {sequences} sequences, {name}")
+            what = "build conditioned" if conditioned else "build"
+            check(same, f"{what}, budget {budget}, {sequences} sequences, {name}")
     return replayed([lambda a=a: build_ddtree_pooled(*a, trees) for a, _ in sets], repeats)
+
+
+def time_conditioning(sequences: int, size: int, rank: int, repeats: int, vocab_size: int = 32_768) -> dict:
+    generator = torch.Generator(DEVICE).manual_seed(0)
+
+    def drawn(*shape: int, scale: float = 1.0) -> torch.Tensor:
+        return (torch.randn(shape, generator=generator, device=DEVICE) * scale).to(torch.bfloat16)
+
+    weights = AdapterWeights(
+        drawn(vocab_size, size),
+        drawn(vocab_size, rank, scale=1 / rank),
+        drawn(size, size, scale=size**-0.5),
+        drawn(size),
+        drawn(rank + 2, size, scale=size**-0.5),
+        drawn(rank + 2),
+    )
+    sets = []
+    for seed in range(SETS):
+        roots, ids, ranking, *_ = tree_inputs(CANDIDATES, sequences, seed)
+        strengths = torch.ones(sequences, device=DEVICE)
+        sets.append((drawn(sequences, DEPTHS, size), roots, ids, ranking, ranking, strengths))
+    wide = AdapterWeights(*(tensor.double() for tensor in weights))
+    for rows in sets:
+        expected = transitions_pooled_reference(rows[0].double(), *rows[1:], wide)
+        error = (transitions_pooled(*rows, weights) - expected).norm() / expected.norm()
+        check(bool(error < 2e-2), f"conditioning, width {size}, {sequences} sequences")
+    return replayed([lambda r=r: transitions_pooled(*r, weights) for r in sets], repeats)
 
 
 def time_accept(budget: int, sequences: int, repeats: int) -> dict:
@@ -215,6 +263,10 @@ def sweep(vocab_size: int, repeats: int) -> list[dict]:
             if mine * others <= warps * 1024 and warps in ((16, 32) if budget > 1000 else (4, 8)):
                 with settings(build_kernels, SHAPES=((8192, warps, mine, others),)):
                     note(f"build {budget}", f"{warps} {mine} {others}", lambda b=budget: time_build(b, 1, repeats))
+    for budget, warps, tile, others in itertools.product((16, 63, 255), (4, 8), (512, 1024, 2048), (32, 64)):
+        with settings(conditioned_kernels, SHAPES=((65536, warps, tile, others, others),)):
+            chosen = f"{warps} {tile} {others}"
+            note(f"build conditioned {budget}", chosen, lambda b=budget: time_build(b, 1, repeats, conditioned=True))
     for num, columns, rows, warps in itertools.product((64, 1024), (64, 128, 256), (16, 32, 64), (4, 8)):
         with settings(candidate_kernels, GROUP_TILE=columns, GROUP_ROWS=rows, GROUP_WARPS=warps):
             chosen = f"groups {columns} {rows} {warps}"
@@ -255,6 +307,12 @@ def main() -> None:
         note(f"candidates {num}, topk", time_candidates(num, vocab_size, repeats, "topk"), DEPTHS * logits_bytes)
     for budget, sequences in [*((budget, 1) for budget in BUDGETS), (63, 8), (15, 64)]:
         note(f"build {budget}, {sequences} sequences", time_build(budget, sequences, repeats))
+    for budget, sequences in [*((budget, 1) for budget in (16, 32, 64, 128, 256, 1024)), (64, 8)]:
+        timing = time_build(budget, sequences, repeats, conditioned=True)
+        note(f"build conditioned {budget}, {sequences} sequences", timing)
+    for (size, rank), sequences in itertools.product(ADAPTERS, (1, 8)):
+        timing = time_conditioning(sequences, size, rank, repeats)
+        note(f"conditioning {size} {rank}, {sequences} sequences", timing)
     for budget, sequences in ((63, 1), (127, 1), (1024, 1), (63, 8)):
         note(f"accept {budget}, {sequences} sequences", time_accept(budget, sequences, repeats))
     for rows, temperature in ((16, 0.0), (64, 0.0), (16, 0.8), (64, 0.8), (128, 0.8)):
