@@ -28,6 +28,8 @@ class SglangGrammar:
         grammar, taken = self._req.grammar, 0
         try:
             for token_id in path:
+                if grammar.is_terminated():  # it then accepts in silence, and a rollback would go too far
+                    return None
                 grammar.accept_token(int(token_id))
                 taken += 1
             if grammar.is_terminated():
