@@ -92,7 +92,7 @@ def test_a_round_that_fails_is_computed_again_in_pages_of_its_own(pair):
     check_pages(engine)
 
 
-@pytest.mark.parametrize("prefix_bytes", [0, 2**26])
+@pytest.mark.parametrize("prefix_bytes", [pytest.param(0, marks=pytest.mark.long), 2**26])
 def test_rounds_stay_on_the_device(pair, monkeypatch, prefix_bytes):
     """Growing page by page uploads page numbers and nothing else: every round but the first is launched without the host."""
     counts = {"launch": 0, "relaunch": 0, "give": 0}
