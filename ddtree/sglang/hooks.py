@@ -31,7 +31,6 @@ REGISTRY = (
     Hook(f"{_SPECULATIVE}.spec_info", "SpeculativeAlgorithm.register", ("supports_overlap", "spec_class")),
     Hook(f"{_SPECULATIVE}.spec_registry", "CustomSpecAlgo.handle_server_args"),
     Hook(f"{_SPECULATIVE}.spec_registry", "CustomSpecAlgo.is_ngram"),
-    Hook("sglang.srt.server_args", "add_attention_backend_choices"),
 )
 WORKER = (
     Hook(f"{_SPECULATIVE}.base_spec_worker", "BaseSpecWorker.alloc_memory_pool"),
@@ -74,6 +73,7 @@ WORKER = (
     Hook("sglang.srt.model_executor.forward_batch_info", "ForwardMode.TARGET_VERIFY"),
     Hook("sglang.srt.model_executor.forward_batch_info", "CaptureHiddenMode.FULL"),
     Hook("sglang.srt.layers.attention.attention_registry", "register_attention_backend"),
+    Hook("sglang.srt.layers.attention.torch_native_backend", "TorchNativeAttnBackend.forward_extend"),
     Hook("sglang.srt.distributed", "tensor_model_parallel_all_gather"),
     Hook("sglang.srt.distributed", "get_tp_group"),
 )

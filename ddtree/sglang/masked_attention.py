@@ -1,6 +1,7 @@
 """Attention for SGLang on a CPU that reads a tree's mask: SDPA, a sequence at a time.
 
-SGLang's own CPU backends take a verify for a chain. B sequences, N nodes, T committed tokens, H query heads, D head dim.
+SGLang's own CPU backends take a verify for a chain. This one stands behind the name of its SDPA backend, since SGLang knows
+by that name that no Triton kernels are to be launched. B sequences, N nodes, T committed tokens, H query heads, D head dim.
 """
 
 from __future__ import annotations
@@ -59,7 +60,6 @@ class MaskedAttention(TorchNativeAttnBackend):
         return nodes[:, None] - positions <= window
 
 
-@register_attention_backend(ATTENTION_BACKEND)
-def create_masked_attention(runner) -> MaskedAttention:
-    """SGLang's factory of backends."""
-    return MaskedAttention(runner)
+def install() -> None:
+    """From now on in this process, the name of SGLang's SDPA backend means this one."""
+    register_attention_backend(ATTENTION_BACKEND)(MaskedAttention)

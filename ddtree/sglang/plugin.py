@@ -9,7 +9,7 @@ from ddtree.sglang.hooks import REGISTRY, missing, refusal
 logger = logging.getLogger(__name__)
 
 NAME = "DDTREE"
-ATTENTION_BACKEND = "ddtree_sdpa"  # for devices none of whose stock backends masks trees: the CPU
+ATTENTION_BACKEND = "torch_native"  # on a CPU; `masked_attention` stands behind this name there
 
 
 def register() -> None:
@@ -18,13 +18,11 @@ def register() -> None:
     if absent:
         logger.error("%s", refusal(absent))
         return
-    from sglang.srt.server_args import add_attention_backend_choices
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
     from ddtree.sglang.algorithm import DDTreeAlgorithm
 
     SpeculativeAlgorithm.register(NAME, supports_overlap=False, spec_class=DDTreeAlgorithm)(worker_class)
-    add_attention_backend_choices([ATTENTION_BACKEND])
 
 
 def worker_class(server_args) -> type:

@@ -19,11 +19,11 @@ from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from sglang.srt.speculative.ngram_info import NgramVerifyInput
 from sglang.srt.speculative.spec_utils import commit_mamba_states_after_verify, prepare_mamba_track_for_verify
 
-import ddtree.sglang.masked_attention  # noqa: F401  (registers the backend)
 from ddtree.engine.decode_round import grow
 from ddtree.engine.drafter import Drafter
 from ddtree.engine.target import choose_tokens
 from ddtree.models.dflash import load_drafter
+from ddtree.sglang import masked_attention
 from ddtree.sglang.refusals import request_fault
 from ddtree.sglang.sequences import Sequences
 from ddtree.sglang.slots import SlotContext, SlotPool
@@ -47,6 +47,8 @@ class DDTreeWorker(BaseSpecWorker):
         self.num_nodes: int = server_args.speculative_num_draft_tokens
         self.speculative_num_draft_tokens = self.num_nodes
         self.device = torch.device(runner.device)
+        if self.device.type == "cpu":
+            masked_attention.install()
         self.target = TargetFace(runner)
         path = server_args.speculative_draft_model_path
         model = load_drafter(path, self.target.config, self.device, runner.dtype)
