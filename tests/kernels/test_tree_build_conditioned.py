@@ -124,6 +124,19 @@ def test_lists_longer_than_a_tile(kind, monkeypatch):
     check_build("triton", kind, 3, 16, 40, [40])
 
 
+def test_a_level_of_ties_stays_in_its_room():
+    """128 children tie at the ceiling of 8 nodes; what lies behind a list of children is another sequence's."""
+    build = build_by("triton")
+    token_ids, log_probs = scores("equal", 1, 2, 16)
+    log_probs.zero_()
+    trees, roots = TreeBuffers(1, 8, DEVICE, num_candidates=16), torch.zeros(1, dtype=torch.int64, device=DEVICE)
+    behind = {name: torch.full_like(getattr(trees.scratch, name).repeat(2, 1), 77) for name in ("kid_costs", "kid_keys", "kid_pairs")}
+    trees.scratch = trees.scratch._replace(**{name: rows[:1] for name, rows in behind.items()})
+    build(roots, token_ids, log_probs, ints(8), ints(2), 8, ints(0), ints(0), trees)
+    assert all((rows[1] == 77).all() for rows in behind.values())
+    check_sequence(trees, 0, expected_tree(0, token_ids[0], log_probs[0], 8), 0, 0)
+
+
 def test_a_level_of_thousands_of_children():
     check_build("triton", "random", 3, 64, 64, [64])
 
