@@ -50,6 +50,7 @@ def test_a_chat_of_three_turns_finds_all_of_its_past(models):
     check_pages(engine)
 
 
+@pytest.mark.long
 def test_little_memory_changes_no_token(models):
     engine = engine_of(models, 160, max_context=300, max_running=3)
     texts = [f"{question} " * 20 for question in QUESTIONS]
