@@ -44,7 +44,7 @@ class Shard:
             device = f"cuda:{index % torch.cuda.device_count()}"
         source = resolve(args.target, args.drafter)
         self.args, self.tokenizer = args, Tokenizer.load(source.target)
-        self.engine = load_engine(source.target, source.drafter, device=device, dtype=args.dtype)
+        self.engine = load_engine(source.target, source.drafter, device=device, dtype=args.dtype, adapter=args.adapter)
         self.engine.config = replace(self.engine.config, max_running=args.side_by_side)
 
     def ask(self, items: list[dict], thinking: bool, budget: int) -> list[list[int]]:
@@ -130,6 +130,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--target", default="hybrid-tiny")
     parser.add_argument("--drafter")
+    parser.add_argument("--adapter", default="auto", help='a folder, or "none"')
     parser.add_argument("--items", type=Path, required=True)
     parser.add_argument("--budgets", type=numbers, default=[0, 64])
     parser.add_argument("--limit", type=int, default=10**6)

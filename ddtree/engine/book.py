@@ -32,5 +32,5 @@ def traced(sequence: Sequence, each: Round, clock: StageClock, elapsed: float) -
     """The round as a trace, once it is booked and committed."""
     context_length = sequence.context_length - each.kept.acceptance_length
     return RoundTrace(
-        sequence.stats.decode_rounds, context_length, each.tree, each.acceptance, dict(clock.seconds), elapsed
+        sequence.stats.decode_rounds, context_length, sequence.stats.scoring, each.tree, each.acceptance, dict(clock.seconds), elapsed
     )

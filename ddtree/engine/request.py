@@ -140,6 +140,7 @@ class RoundTrace:
 
     number: int  # of the request's decode rounds, from 1
     context_length: int  # before the round; a node's position is this + its depth
+    scoring: Scoring | None  # how the tree was ranked
     tree: DraftTree
     acceptance: Acceptance  # as verified; a stop may have cut what was emitted
     stage_s: dict[str, float]

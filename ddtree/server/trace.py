@@ -22,6 +22,7 @@ class TraceShaper:
             "round": trace.number,
             "index": index,
             "context_length": trace.context_length,
+            "scoring": trace.scoring,
             "token_ids": token_ids,
             "tokens": [self._shown(token_id) for token_id in token_ids],
             "parents": tree.parents.tolist(),

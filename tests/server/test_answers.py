@@ -169,7 +169,7 @@ def test_ddtree_object(client):
     ddtree = json.loads(text)["ddtree"]
     assert set(ddtree) == {
         *("mode", "reason", "block_size", "tree_budget", "tree_budget_requested", "auto", "decode_rounds", "plain_rounds"),
-        "nodes_verified",
+        *("nodes_verified", "scoring"),
         *("accepted_tokens", "trimmed_tokens", "mean_acceptance_length", "acceptance_histogram", "output_tokens"),
         *("prefill_ms", "draft_ms", "verify_ms", "ttft_ms", "tokens_per_second", "cached_tokens", "preemptions", "seed"),
     }
@@ -177,6 +177,14 @@ def test_ddtree_object(client):
     emitted = sum(int(length) * count for length, count in histogram.items())
     assert ddtree["output_tokens"] == 1 + emitted - ddtree["trimmed_tokens"]
     assert math.isclose(ddtree["mean_acceptance_length"], emitted / ddtree["decode_rounds"])
+
+
+def test_a_scoring_that_needs_an_adapter_is_refused_without_one(client):
+    assert client.chat(scoring="factorised").status_code == 200
+    assert client.engine.added[-1].scoring == "factorised"
+    answer = client.chat(scoring="conditioned")
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and error["param"] == "scoring" and "needs an adapter" in error["message"]
 
 
 def test_nothing_over_nothing_is_null(client):

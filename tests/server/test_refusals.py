@@ -91,6 +91,7 @@ BAD = [
     ("tree_budget", 10**9),
     ("tree_budget", True),
     ("tree_budget", "AUTO"),
+    ("scoring", "both"),
     ("max_tokens", 0),
     ("max_tokens", -1),
     ("max_tokens", "16"),

@@ -146,5 +146,6 @@ export function inWords(trace) {
   const drafted = trace.tokens.length - 1;
   if (!drafted) return `Round ${trace.round}: plain decoding, no tree; the target wrote ${visible(trace.bonus_token.token)}`;
   const path = accepted.length ? `accepted ${accepted.join(" ")}` : "none accepted";
-  return `Round ${trace.round}: ${drafted} nodes verified, ${path}; bonus token ${visible(trace.bonus_token.token)}`;
+  const scored = trace.scoring === "conditioned" ? ", scored on their paths" : "";
+  return `Round ${trace.round}: ${drafted} nodes verified${scored}, ${path}; bonus token ${visible(trace.bonus_token.token)}`;
 }
