@@ -45,7 +45,8 @@ class Sequences:
             stop_token_ids=stops,
             grammar=None if req.grammar is None else SglangGrammar(req, self.vocab_size),
         )
-        sequence = Sequence(0, request, tree_budget=budget)
+        # Ranked with the adapter's scores where the drafter has one, as our engine does.
+        sequence = Sequence(0, request, tree_budget=budget, conditioned=True)
         sequence.open_choice(self.vocab_size, self.device)
         return sequence
 

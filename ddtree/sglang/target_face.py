@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from types import SimpleNamespace
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from sglang.srt.distributed import get_tp_group, tensor_model_parallel_all_gather
 
 
@@ -18,6 +20,27 @@ class TargetFace:
             hidden_size=text.hidden_size, num_layers=text.num_hidden_layers, vocab_size=text.vocab_size
         )
         self.group = get_tp_group()
+        self.device, self.dtype = torch.device(model_runner.device), model_runner.dtype
+        # An adapter looks rows up as often as its tree is deep, which may differ between ranks by a last bit: with a table
+        # of their own none waits for another.
+        self.reads_whole = False
+
+    @cached_property
+    def embed_tokens(self) -> torch.Tensor:
+        """The whole embedding [V, C], for an adapter's tables."""
+        return self._whole(self.model.get_input_embeddings().weight)
+
+    @cached_property
+    def lm_head(self) -> SimpleNamespace:
+        """The whole head, `weight` [V, C], likewise."""
+        head = self.model.lm_head
+        tied = head is self.model.get_input_embeddings()
+        return SimpleNamespace(weight=self.embed_tokens if tied else self._whole(head.weight))
+
+    def _whole(self, shard: torch.Tensor) -> torch.Tensor:
+        """A table of which each rank has as many rows; padding comes last."""
+        whole = tensor_model_parallel_all_gather(shard, dim=0) if self.group.world_size > 1 else shard
+        return whole[: self.config.vocab_size]
 
     def capture(self, layer_ids: tuple[int, ...]) -> None:
         """Have the target hand out the outputs of these layers, as DFlash counts them. ValueError where it cannot."""
@@ -30,6 +53,8 @@ class TargetFace:
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """[..] int64 -> [.., C]."""
+        if self.reads_whole:
+            return F.embedding(token_ids, self.embed_tokens)
         return self.model.get_input_embeddings()(token_ids.flatten()).view(*token_ids.shape, -1)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from http import HTTPStatus
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from sglang.srt.speculative.spec_utils import commit_mamba_states_after_verify, 
 
 from ddtree.engine.decode_round import grow
 from ddtree.engine.drafter import Drafter
+from ddtree.engine.loading import load_conditioning
 from ddtree.engine.target import choose_tokens
 from ddtree.models.dflash import load_drafter
 from ddtree.sglang import masked_attention
@@ -50,10 +52,12 @@ class DDTreeWorker(BaseSpecWorker):
         if self.device.type == "cpu":
             masked_attention.install()
         self.target = TargetFace(runner)
-        path = server_args.speculative_draft_model_path
+        path = Path(server_args.speculative_draft_model_path)
         model = load_drafter(path, self.target.config, self.device, runner.dtype)
         self.target.capture(model.config.target_layer_ids)
-        self.drafter = Drafter(model, self.target)
+        conditioning = load_conditioning("auto", path, model, self.target)
+        self.target.reads_whole = conditioning is not None
+        self.drafter = Drafter(model, self.target, conditioning)
         self.sequences = Sequences(self.num_nodes - 1, self.target.config.vocab_size, self.device)
         self.trace = Trace.from_environment(self.target.group.rank_in_group)
         self.pool: SlotPool | None = None
