@@ -137,7 +137,7 @@ class DrafterAudit:
         if found is None or not own or not record.request.sampling.greedy:
             return
         logits = self.model.logits(hidden, self.target.model).float().log_softmax(dim=-1).cpu()
-        for depth, (token_ids, log_probs) in enumerate(zip(found.token_ids, found.log_probs, strict=True), start=1):
+        for depth, (token_ids, log_probs) in enumerate(zip(found.token_ids, found.marginals, strict=True), start=1):
             given = torch.from_numpy(log_probs.copy())
             apart = [float((logits[slot][token_ids] - given).abs().max()) for slot in range(len(logits))]
             if apart[depth] > 50 * self.limit:

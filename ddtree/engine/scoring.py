@@ -25,6 +25,11 @@ class PathScorer:
         self.places = conditioning.places(slots[None], self.root)[0]
         self._paths: torch.Tensor | None = None  # of the last level's nodes, what the summary needs
 
+    @property
+    def marginals(self) -> np.ndarray:
+        """See `tree.conditioned.Scorer`."""
+        return self.ranking.cpu().numpy()
+
     @torch.inference_mode()
     def children(self, depth: int, ranks: np.ndarray, parents: np.ndarray) -> np.ndarray:
         """See `tree.conditioned.Scorer`."""

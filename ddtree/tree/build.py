@@ -53,6 +53,11 @@ class Candidates:
     def num_depths(self) -> int:
         return self.token_ids.shape[0]
 
+    @property
+    def marginals(self) -> np.ndarray:
+        """`[D, M]`: what the drafter itself says of each depth's candidates."""
+        return self.log_probs
+
     def source(self, budget: int) -> FactorisedSource:
         """Where `grow` takes a tree's scores from."""
         return FactorisedSource(self, budget)

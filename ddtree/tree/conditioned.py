@@ -23,6 +23,11 @@ Belief = Callable[[np.ndarray, np.ndarray], np.ndarray]
 class Scorer(Protocol):
     """Log-probabilities of a depth's candidates below each of some parents; [.., M] float32, at most 0, -inf excludes."""
 
+    @property
+    def marginals(self) -> np.ndarray:
+        """`[D, M]`: the drafter's own, before any parent is known."""
+        ...
+
     def children(self, depth: int, ranks: np.ndarray, parents: np.ndarray) -> np.ndarray:
         """`[n, M]` at `depth` below the n nodes of depth - 1: `ranks` [n], their places among that depth's candidates (-1:
         the root); `parents` [n], their parents' places in the call before, which was for the depth above."""
@@ -44,6 +49,11 @@ class ConditionedCandidates:
     @property
     def num_depths(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def marginals(self) -> np.ndarray:
+        """`[D, M]`: what the drafter itself says of each depth's candidates, whatever their parents."""
+        return self.scorer.marginals[: self.num_depths]
 
     def source(self, budget: int) -> ConditionedSource:
         """Where `grow` takes a tree's scores from."""
@@ -96,17 +106,3 @@ class ConditionedSource:
         costs = level.costs[:, None] + np.rint(log_probs.astype(np.float64) * -UNITS_PER_NAT)
         parents, ranks = (costs <= ceiling).nonzero()
         return Level(candidates.token_ids[depth - 1][ranks], parents, ranks, costs[parents, ranks])
-
-
-class TableScorer:
-    """Scores that were computed for every pair of candidates: `log_probs` [D, M, M], [k, p, c] of candidate c at depth
-    k + 1 below candidate p at depth k; at depth 1 the row of p = 0 is the root's."""
-
-    def __init__(self, log_probs: np.ndarray) -> None:
-        self.log_probs = log_probs
-
-    def children(self, depth: int, ranks: np.ndarray, parents: np.ndarray) -> np.ndarray:
-        return self.log_probs[depth - 1, np.maximum(ranks, 0)]
-
-    def along(self, ranks: np.ndarray) -> np.ndarray:
-        return self.log_probs[np.arange(len(ranks) + 1), np.append(0, ranks)]

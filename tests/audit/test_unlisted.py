@@ -11,9 +11,11 @@ from ddtree.engine import decode_round
 from ddtree.engine.drafter import Drafter
 from ddtree.engine.target import Target
 from ddtree.models import block_attention, layers
+from ddtree.models.adapter import Adapter, AdapterConfig, Conditioning
 from ddtree.models.dflash import DFlash
 from ddtree.models.layers import MLP
 from tests.audit.pairs import audited, engine_of
+from tests.models.qwens import drafter_for, engine_around
 
 GREEDY = Plan(budgets=(0, 12), max_tokens=14)
 SAMPLED = Plan(budgets=(0, 12), max_tokens=14, temperatures=(0.8,))
@@ -48,7 +50,11 @@ def test_candidates_of_the_slot_before(llama, monkeypatch):
 
 def test_rankings_of_other_depths(llama, monkeypatch):
     sound = Drafter._candidates
-    monkeypatch.setattr(Drafter, "_candidates", lambda self, sequence, logits: sound(self, sequence, logits.roll(1, 0)))
+
+    def turned(self, sequence, states, logits, depth):
+        return sound(self, sequence, states, logits.roll(1, 0), depth)
+
+    monkeypatch.setattr(Drafter, "_candidates", turned)
     assert "drafter candidates: depth 1 does not rank by slot 1's logits; they are slot" in wheres(engine_of(llama))
 
 
@@ -128,3 +134,29 @@ def test_hybrid_commit_of_the_last_rows(hybrid, monkeypatch, which):
     monkeypatch.setattr(recurrent, name, of_first_rows)
     where = wheres(engine_of(hybrid))
     assert f"layer 0 {'conv state' if which == 'conv' else 'recurrent state'} after commit of path" in where
+
+
+@pytest.fixture
+def with_adapter(llama):
+    """A pair whose trees a random adapter ranks."""
+    torch.manual_seed(5)
+    drafter = drafter_for(llama.config)
+    adapter = Adapter(AdapterConfig(drafter.config.hidden_size, drafter.config.block_size, 16, 8))
+    for parameter in adapter.requires_grad_(False).parameters():
+        parameter.normal_(0.0, 0.2)
+    return engine_around(llama, Drafter(drafter, llama, Conditioning(adapter, llama, tables=False)))
+
+
+def test_a_sound_pair_with_an_adapter_is_identical(with_adapter):
+    result = audited(with_adapter, plan=GREEDY)
+    assert result.passed and result.verdict == "identical", result.as_json()
+
+
+def test_beside_an_adapter_the_drafters_faults_are_still_named(with_adapter, monkeypatch):
+    sound = Drafter._candidates
+
+    def turned(self, sequence, states, logits, depth):
+        return sound(self, sequence, states, logits.roll(1, 0), depth)
+
+    monkeypatch.setattr(Drafter, "_candidates", turned)
+    assert "drafter candidates: depth 1 does not rank by slot 1's logits; they are slot" in wheres(with_adapter)

@@ -92,6 +92,7 @@ def test_a_batch_of_both_kinds(engines):
     assert run_together(single, requests) == run_together(pooled, requests) == expected
 
 
+@pytest.mark.long
 def test_auto_buys_nodes_by_the_adapters_scores(engines):
     plain, single, pooled = engines
     if single.drafter.conditioning.adapter.config.summary != "none":

@@ -8,11 +8,24 @@ import numpy as np
 import pytest
 
 from ddtree.tree.build import UNITS_PER_NAT, Candidates, build_chain, build_ddtree
-from ddtree.tree.conditioned import ConditionedCandidates, TableScorer
+from ddtree.tree.conditioned import ConditionedCandidates
 from tests.tree.test_build import log_softmax, paths
 
 BUDGETS = (0, 1, 2, 3, 7, 16, 64, 300, 1024)
 
+
+class TableScorer:
+    """Scores that were computed for every pair of candidates: `log_probs` [D, M, M], [k, p, c] of candidate c at depth
+    k + 1 below candidate p at depth k; at depth 1 the row of p = 0 is the root's."""
+
+    def __init__(self, log_probs: np.ndarray) -> None:
+        self.log_probs = log_probs
+
+    def children(self, depth: int, ranks: np.ndarray, parents: np.ndarray) -> np.ndarray:
+        return self.log_probs[depth - 1, np.maximum(ranks, 0)]
+
+    def along(self, ranks: np.ndarray) -> np.ndarray:
+        return self.log_probs[np.arange(len(ranks) + 1), np.append(0, ranks)]
 
 def random_candidates(seed: int, depths: int, width: int, *, coarse: bool = False, excluded: float = 0.0) -> ConditionedCandidates:
     """Token 0 is among the candidates; `coarse` scores tie often; a share of them may be -inf."""
