@@ -217,7 +217,7 @@ def test_smollm2_writes_what_transformers_writes(smollm2_path):
     ours = load(smollm2_path)
     # "<|im_start|>user\nWrite a story.<|im_end|>\n<|im_start|>assistant\n" and "The capital of France is"
     for prompt, count in (
-        ([1, 4093, 198, 19161, 253, 2701, 30, 2, 198, 1, 520, 9531, 198], 200),
+        ([1, 4093, 198, 19161, 253, 2701, 30, 2, 198, 1, 520, 9531, 198], 80),
         ([504, 3575, 282, 4649, 314], 30),
     ):
         prompt = torch.tensor(prompt)
