@@ -47,6 +47,15 @@ def test_a_chain_has_one_node_per_depth():
     assert 0 < chain.nodes_verified <= 7 * chain.decode_rounds
 
 
+def test_a_budget_may_leave_the_adapter_out():
+    run = offline(configs=("0", "12", "12:factorised"))
+    items, answers = run.inspect(PROMPTS, hush)
+    request = run.request(items[0], "12:factorised")
+    assert (request.tree_budget, request.scoring) == (12, "factorised") and run.request(items[0], "12").scoring is None
+    assert not inspect(answers, Rules(ignore_eos=True)).refused
+    assert list(summarise(list(run.measure(items, hush)))) == ["0", "12", "12:factorised"]
+
+
 def test_auto_is_a_configuration():
     """Whatever it chooses, plain decoding included, is what was asked for."""
     for skill in (0.0, 0.9):
