@@ -15,6 +15,7 @@ import json
 import sys
 import time
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -54,8 +55,8 @@ class Replay:
         assert self.mask == self.config.mask_token_id
 
     @torch.inference_mode()
-    def drafts(self, prompt, answer, size: int, sampling, noise_rows) -> tuple[np.ndarray, np.ndarray]:
-        """Ranked candidates at every root: token ids and scores `[roots, size - 1, width]`."""
+    def drafts(self, prompt, answer, size: int, sampling, noise_rows):
+        """Blocks of `size` at every root; what is returned gives the candidates of one: (position, depth, budget)."""
         from ddtree.sampling.choose import rank_scores
         from ddtree.training.blocks import build_blocks
 
@@ -64,8 +65,10 @@ class Replay:
         blocks = build_blocks(tokens, torch.ones_like(tokens), roots, size, roots.shape[1] * size, self.mask, 1.0)
         if self.features is None:
             self.features = self.target.features(tokens, self.config.target_layer_ids)
-        hidden = self.packed(self.features, blocks)[0].unflatten(0, (-1, size))[:, 1:]
-        ids, values = [], []
+        states = self.packed(self.features, blocks)[0].unflatten(0, (-1, size))
+        if self.engine.drafter.conditioning is not None:
+            return partial(self.conditioned, states, answer, sampling, noise_rows)
+        hidden, ids, values = states[:, 1:], [], []
         for start in range(0, len(hidden), ROOTS_AT_ONCE):
             rows = hidden[start : start + ROOTS_AT_ONCE]
             noise = None
@@ -74,20 +77,35 @@ class Replay:
             top = rank_scores(self.target.logits(rows.flatten(0, 1)), sampling, noise).topk(self.width, dim=-1)
             ids.append(top.indices.unflatten(0, (-1, size - 1)).numpy())
             values.append(top.values.float().unflatten(0, (-1, size - 1)).numpy())
-        return np.concatenate(ids), np.concatenate(values)
+        return partial(self.factorised, np.concatenate(ids), np.concatenate(values))
 
-    def walk(self, answer, ids, values, budget: int) -> tuple[int, int]:
+    def factorised(self, ids, values, position: int, depth: int, budget: int):
+        """From ranked candidates `[roots, size - 1, width]`."""
+        from ddtree.tree.build import Candidates
+
+        return Candidates(ids[position, :depth, :budget], values[position, :depth, :budget])
+
+    @torch.inference_mode()
+    def conditioned(self, states, answer, sampling, noise_rows, position: int, depth: int, budget: int):
+        """From the blocks' states `[roots, size, C]`, by the engine's adapter."""
+        from ddtree.engine.scoring import condition
+
+        slots, noise = states[position, : depth + 1], None
+        if noise_rows is not None:
+            noise = noise_rows[position + 1 : position + 1 + depth]
+        return condition(self.engine.drafter.conditioning, slots, answer[position], self.target.logits(slots[1:]), sampling, noise)
+
+    def walk(self, answer, candidates_at, size: int, budget: int) -> tuple[int, int]:
         """Rounds and emitted tokens of one budget along the text. The root of the first round is answer[0]."""
         from ddtree.training.evaluate import acceptance_length
-        from ddtree.tree.build import Candidates, build_ddtree
+        from ddtree.tree.build import build_ddtree
 
-        position, rounds, emitted, size = 0, 0, 0, ids.shape[1] + 1
+        position, rounds, emitted = 0, 0, 0
         while position < len(answer) - 1:
             depth = min(size - 1, budget, len(answer) - 2 - position)
             length = 1
             if depth:
-                candidates = Candidates(ids[position, :depth, :budget], values[position, :depth, :budget])
-                tree = build_ddtree(answer[position], candidates, budget)
+                tree = build_ddtree(answer[position], candidates_at(position, depth, budget), budget)
                 length = acceptance_length(tree, np.array(answer[position + 1 : position + 1 + depth]))
             rounds, emitted, position = rounds + 1, emitted + length, position + length
         return rounds, emitted
@@ -98,6 +116,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--target", required=True)
     parser.add_argument("--drafter", required=True)
+    parser.add_argument("--adapter", default="auto", help='a folder, or "none" for the drafter\'s own scores')
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("--budgets", type=numbers, default=[16, 64, 256])
     parser.add_argument("--limit", type=int, default=10**6)
@@ -118,7 +137,7 @@ def main() -> int:
     from ddtree.text import Tokenizer, render_chat
 
     started = time.perf_counter()
-    engine = load_engine(args.target, args.drafter, device="cpu", dtype="float32")
+    engine = load_engine(args.target, args.drafter, device="cpu", dtype="float32", adapter=args.adapter)
     engine.config = replace(engine.config, max_running=args.side_by_side)
     tokenizer = Tokenizer.load(Path(args.target))
     sampling = SamplingParams(temperature=args.temperature, top_p=args.top_p)
@@ -150,7 +169,7 @@ def main() -> int:
             size = min(replay.config.block_size, budget + 1) if replay.config.shrinkable_block else replay.config.block_size
             if size not in drafted:
                 drafted[size] = replay.drafts(request.prompt_token_ids, answer, size, ranking, noise_rows)
-            counts = np.array(replay.walk(answer, *drafted[size], budget))
+            counts = np.array(replay.walk(answer, drafted[size], size, budget))
             pooled[prompt["set"]][budget] += counts
             pooled["all"][budget] += counts
             if number < args.check:
@@ -165,6 +184,7 @@ def main() -> int:
             for name, row in sorted(pooled.items())
         },
         "how": "replay along the target's own text (docs of benchmarks/acceptance.py)",
+        "scoring": engine.scoring,
         "prompts": len(prompts),
         "tokens": sum(map(len, answers)),
         "max_tokens": args.max_tokens,
