@@ -53,7 +53,7 @@ def _load(args: argparse.Namespace, source: Source, url: str):
     budget = default_budget(args, source, engine, logger.info)
     start(source, engine, logger.info)  # also where the default is pinned: a request may still ask for "auto"
     facts = facts_of(engine, budget.size)
-    drafter = f"{source.drafter.name}, block size {engine.block_size}" if source.drafter else "none"
+    drafter = f"{source.drafter.name}, block size {engine.block_size}, {facts.scoring}" if source.drafter else "none"
     logger.info("model %s, device %s, dtype %s", source.served_name, facts.device, facts.dtype)
     logger.info("context %d tokens, drafter %s", facts.max_context, drafter)
     logger.info("default tree budget %s (%s)", budget.size, budget.reason)
