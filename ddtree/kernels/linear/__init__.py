@@ -2,8 +2,8 @@
 
 Letters: R packed rows, K input width, N output width, F MLP width (N = F with swiglu).
 A row sees no other row: padding may be NaN and spoils only itself, and within one bucket of rows (`plan.BUCKETS`) a row
-has the same bits whatever R is. A CUDA tensor of few rows goes to the Triton kernels; of more rows to cuBLAS between the
-kernels of `kernels.fused`, where that is faster; any other tensor to the twin.
+has the same bits whatever R is; with `batch_invariant` for every R. A CUDA tensor of few rows goes to the Triton kernels; of
+more rows to cuBLAS between the kernels of `kernels.fused`, where that is faster; any other tensor to the twin.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import torch
 
-from ddtree.kernels.linear.reference import fused_linear_reference
+from ddtree.kernels.linear.reference import fused_linear_reference, invariant_linear_reference
 
-__all__ = ["Norm", "fused_linear", "fused_linear_reference"]
+__all__ = ["Norm", "fused_linear", "fused_linear_reference", "invariant_linear_reference"]
 
 
 class Norm(NamedTuple):
@@ -34,20 +34,22 @@ def fused_linear(
     swiglu: bool = False,
     residual: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
+    batch_invariant: bool = False,
 ) -> torch.Tensor:
     """norm(`x` [R, K]) @ `weight` [N, K].T + `bias` [N] + `residual` [R, N] -> [R, N], in `out` if given.
 
     With `swiglu` weight is [2F, K] and bias [2F], gates first, and silu(gate) * up [R, F] is what the residual is added
     to. Sums are fp32, rounded once at the end; gate and up are rounded before they meet, as modules round them.
     `residual` may be `out` itself, `x` may not share memory with it. All but the norm's weight are of one dtype: bf16,
-    fp16, or fp32, which is multiplied in IEEE fp32.
+    fp16, or fp32, which is multiplied in IEEE fp32. With `batch_invariant` a row's bits depend on that row alone.
     """
     _check(x, weight, bias, norm, swiglu, residual, out)
     if x.is_cuda:
         from ddtree.kernels.linear.dispatch import fused_linear_cuda
 
-        return fused_linear_cuda(x, weight, bias, norm, swiglu, residual, out)
-    return fused_linear_reference(x, weight, bias=bias, norm=norm, swiglu=swiglu, residual=residual, out=out)
+        return fused_linear_cuda(x, weight, bias, norm, swiglu, residual, out, batch_invariant)
+    reference = invariant_linear_reference if batch_invariant else fused_linear_reference
+    return reference(x, weight, bias=bias, norm=norm, swiglu=swiglu, residual=residual, out=out)
 
 
 def _check(x, weight, bias, norm, swiglu, residual, out) -> None:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from ddtree.kernels import fused
-from ddtree.kernels.linear.plan import Plan, plan_of
+from ddtree.kernels.linear.plan import Plan, plan_invariant, plan_of
 
 
 def fused_linear_cuda(
@@ -17,8 +17,14 @@ def fused_linear_cuda(
     swiglu: bool,
     residual: torch.Tensor | None,
     out: torch.Tensor | None,
+    batch_invariant: bool = False,
 ) -> torch.Tensor:
     """Same arguments and result as `fused_linear`."""
+    if batch_invariant:
+        from ddtree.kernels.linear.triton_invariant import invariant_linear_triton
+
+        x = x if norm is None else fused.rms_norm(x, *norm)
+        return invariant_linear_triton(x, weight, bias, swiglu, residual, out, plan_invariant(weight, swiglu))
     plan = plan_of(x.shape[0], weight, swiglu)
     if plan is None:
         return fused_linear_cublas(x, weight, bias, norm, swiglu, residual, out)

@@ -13,6 +13,8 @@ import torch
 BUCKETS = (1, 16, 32, 64, 128)  # rows; one kernel serves all R of a bucket alike
 MOST_ROWS = 1  # of shapes that are not in TUNED; beyond, cuBLAS was faster (docs/log.md)
 MOST_ROWS_FP32 = 16
+INVARIANT_PROGRAMS = 160  # that parts of K may make of a layer's tiles, for a tile of rows
+LEAST_PART = 1024  # of K
 
 
 class Plan(NamedTuple):
@@ -68,6 +70,30 @@ def untuned(bucket: int, num_columns: int, width: int, swiglu: bool, bytes_each:
     if bucket == 64:
         return Plan(32 if swiglu or num_columns < 8192 else 64, 64, 4, 4)
     return Plan(64, 64, 8, 3)
+
+
+class InvariantPlan(NamedTuple):
+    """Tiles of a layer whose rows have the same bits whatever their number: only `rows` may follow it, and the kernel's
+    instructions and the order of its sums do not (`triton_invariant`)."""
+
+    block_n: int
+    block_k: int
+    num_parts: int
+    rows: tuple[tuple[int | None, int, int, int], ...]  # up to so many rows (None: any): rows a tile, warps, stages
+
+
+def plan_invariant(weight: torch.Tensor, swiglu: bool) -> InvariantPlan:
+    """By the weight's shape [N, K] alone."""
+    num_columns, width = weight.shape[0] // 2 if swiglu else weight.shape[0], weight.shape[1]
+    if weight.dtype == torch.float32:  # fused multiply-adds, one after another along K
+        return InvariantPlan(32, 32, 1, ((None, 32, 4, 2),))
+    # A warpgroup multiplies 64 rows at once, be they there or not. Twice as many are two warpgroups' work.
+    rows = ((64, 64, 4, 4), (None, 128, 8, 3))
+    block_n = 64 if swiglu or num_columns < 2048 else 128
+    num_tiles = -(-num_columns // block_n)
+    # Few columns: parts of K keep the card busy. Their number goes by the shape, so every row is added up in one way.
+    num_parts = max(1, min(INVARIANT_PROGRAMS // num_tiles, width // LEAST_PART))
+    return InvariantPlan(block_n, 64, num_parts, rows)
 
 
 def power_of_two(number: int) -> int:

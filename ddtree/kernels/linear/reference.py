@@ -28,3 +28,14 @@ def fused_linear_reference(
         result = result + residual.float()
     result = result.to(x.dtype)
     return result if out is None else out.copy_(result)
+
+
+def invariant_linear_reference(x: torch.Tensor, weight: torch.Tensor, *, residual=None, out=None, **steps) -> torch.Tensor:
+    """Same arguments and result as `fused_linear` with `batch_invariant`: one row after another, each by itself."""
+    width = weight.shape[0] // 2 if steps.get("swiglu") else weight.shape[0]
+    out = x.new_empty(x.shape[0], width) if out is None else out
+    for row in range(x.shape[0]):
+        own = slice(row, row + 1)
+        added = None if residual is None else residual[own]
+        fused_linear_reference(x[own], weight, residual=added, out=out[own], **steps)
+    return out

@@ -54,7 +54,7 @@ def tree_attention_pooled(
     Returns:
         [R, H, D] in query's dtype; `out` where given.
     """
-    _check_attention(query, key_pages, value_pages, ancestor_mask, window, bidirectional)
+    check_attention(query, key_pages, value_pages, ancestor_mask, window, bidirectional)
     if query.is_cuda:
         from ddtree.kernels.tree_attention.triton import tree_attention_pooled_triton as attend
     else:
@@ -103,7 +103,7 @@ def commit_pages(
     commit(key_pages, value_pages, page_table, slots, context_lengths, path, path_lengths)
 
 
-def _check_attention(
+def check_attention(
     query: torch.Tensor,
     key_pages: torch.Tensor,
     value_pages: torch.Tensor,
