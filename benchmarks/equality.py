@@ -54,7 +54,7 @@ class Shard:
         torch.set_float32_matmul_precision("highest")  # no TF32
         self.args = args
         self.tokenizer = Tokenizer.load(Path(args.target))
-        sizes = {"device": args.device, "dtype": args.dtype, "max_running": args.side_by_side}
+        sizes = {"device": args.device, "dtype": args.dtype, "max_running": args.side_by_side, "batch_invariant": args.batch_invariant}
         self.engine = load_engine(args.target, args.drafter, **sizes)
         self.reference = self._load_reference() if args.reference else None
 
@@ -232,6 +232,7 @@ def summarise(args, records: list[dict], seconds: float) -> dict:
         "devices": torch.cuda.device_count() if args.device.startswith("cuda") else 1,
         "device": torch.cuda.get_device_name() if args.device.startswith("cuda") else platform.processor() or "cpu",
         "dtype": args.dtype,
+        "batch_invariant": args.batch_invariant,
         "tf32": False,
         "torch": torch.__version__,
         "seconds": round(seconds, 1),
@@ -252,6 +253,7 @@ def main() -> int:
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--batch-invariant", action="store_true", help="in bfloat16 on a GPU nothing may differ then")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--side-by-side", type=int, default=8)
     parser.add_argument("--thinking", choices=("default", "on", "off"), default="default")

@@ -70,7 +70,8 @@ class Bench:
         self.sync()
         self.made_s = time.perf_counter() - started
         tokens = max(*args.contexts, args.prefill) + 2048
-        self.state = PooledState(self.target, self.drafter, 1, tokens, tokens, max(args.budgets) + 1)
+        rows = max(args.budgets) + 1
+        self.state = PooledState(self.target, self.drafter, 1, tokens, tokens, rows, batch_invariant=args.batch_invariant)
         for pool in (self.state.target.pool.attention, self.state.drafter.pool):
             pool.key_pages.normal_()
             pool.value_pages.normal_()
@@ -279,6 +280,7 @@ def main() -> int:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--parts", default="plain,rounds,stages,kernels,contexts,prefill,idle")
     parser.add_argument("--no-cuda-graphs", action="store_true")
+    parser.add_argument("--batch-invariant", action="store_true", help="the forwards whose rows do not know their company")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -292,6 +294,7 @@ def main() -> int:
         "card": torch.cuda.get_device_name() if cuda else "cpu",
         "torch": torch.__version__,
         "shapes": f"{args.shapes}, {args.dtype}, random weights, context {args.context}",
+        "batch_invariant": args.batch_invariant,
         "command": "python -m benchmarks.rounds " + " ".join(sys.argv[1:]),
         "acceptance": f"synthetic: the drafter's rank r with probability a (1 - a)^r, a by depth {list(ACCURACIES)}",
         "copy_bytes_per_s": bandwidth,

@@ -42,7 +42,7 @@ def make_engine(args):
         target = load_target(args.target, device, dtype)
         drafter = load_drafter(args.drafter, target.config, device, dtype)
     limit = min(args.max_context, target.config.context_limit)
-    config = EngineConfig(max_context=limit, max_tree_budget=max(args.max_tree_budget, *args.budgets), max_running=most)
+    config = EngineConfig(max_context=limit, max_tree_budget=max(args.max_tree_budget, *args.budgets), max_running=most, batch_invariant=args.batch_invariant)
     rows = most * (1 + max(args.budgets))
     from ddtree.engine.loading import load_conditioning
 
@@ -124,6 +124,7 @@ def main() -> int:
     parser.add_argument("--max-rows", type=int, default=4160)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--batch-invariant", action="store_true", help="the forwards whose rows do not know their company")
     parser.add_argument("--minutes", type=float, default=9.0, help="stop after the concurrency in which this is reached")
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--out", type=Path)
@@ -142,6 +143,7 @@ def main() -> int:
         "torch": torch.__version__,
         "model": f"{args.shapes}, random weights, synthetic acceptance" if args.shapes else f"{args.target.name}, {args.drafter.name}, real acceptance",
         "dtype": args.dtype,
+        "batch_invariant": args.batch_invariant,
         "command": "python -m benchmarks.throughput " + " ".join(sys.argv[1:]).replace(str(Path.home()), "~"),
         "points": {},
     }

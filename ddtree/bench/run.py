@@ -125,6 +125,7 @@ def engine_facts(engine) -> dict:
     return {
         "dtype": str(model.dtype).removeprefix("torch.") if model is not None else None,
         "device": device_name(device) if device is not None else None,
+        "batch_invariant": engine.config.batch_invariant,
         "block_size": engine.block_size,
         "concurrency": 1,
     }

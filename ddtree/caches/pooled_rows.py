@@ -30,6 +30,7 @@ class PooledRows:
     parents: torch.Tensor | None  # [R] int32, -1 at the root; None: consecutive rows
     ancestor_mask: torch.Tensor | None  # [R, N] uint8; None: consecutive rows
     max_rows: int  # N
+    lineage: torch.Tensor | None = None  # [R, A] int32, each row's last ancestors; of batch-invariant forwards
 
     @property
     def num_rows(self) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
+BATCH_INVARIANT = "on a GPU, compute each token alike whatever runs beside it and however it is drafted: slower (default: off)"
+
 
 def whole(minimum: int, maximum: int | None = None) -> Callable[[str], int]:
     """An argparse type: an integer within limits."""
@@ -69,6 +71,7 @@ def add_model(parser: argparse.ArgumentParser, positional: bool) -> None:
     parser.add_argument(
         "--no-cuda-graphs", action="store_true", help="on a GPU, launch every kernel by itself: slower, starts sooner, easier to debug"
     )
+    parser.add_argument("--batch-invariant", action="store_true", help=BATCH_INVARIANT)
     parser.add_argument(
         "--max-context", type=whole(2), metavar="N", help="prompt and output in tokens (default: the model's own limit)"
     )

@@ -69,6 +69,7 @@ def load(args: argparse.Namespace, source: Source):
             max_context=args.max_context,
             cuda_graphs=not getattr(args, "no_cuda_graphs", False),
             adapter=getattr(args, "adapter", "auto"),
+            batch_invariant=getattr(args, "batch_invariant", False),
             **batch_limits(args),
         )
     except (MemoryError, RuntimeError) as error:

@@ -54,7 +54,8 @@ def _load(args: argparse.Namespace, source: Source, url: str):
     start(source, engine, logger.info)  # also where the default is pinned: a request may still ask for "auto"
     facts = facts_of(engine, budget.size)
     drafter = f"{source.drafter.name}, block size {engine.block_size}, {facts.scoring}" if source.drafter else "none"
-    logger.info("model %s, device %s, dtype %s", source.served_name, facts.device, facts.dtype)
+    alike = ", batch-invariant" if facts.batch_invariant else ""
+    logger.info("model %s, device %s, dtype %s%s", source.served_name, facts.device, facts.dtype, alike)
     logger.info("context %d tokens, drafter %s", facts.max_context, drafter)
     logger.info("default tree budget %s (%s)", budget.size, budget.reason)
     logger.info("ready: %s/v1" if args.uds is None else "ready on %s", url)

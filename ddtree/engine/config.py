@@ -21,6 +21,7 @@ class EngineConfig:
     snapshot_every: int = 512  # prompt tokens between the states that a hybrid's prefix is remembered by
     request_timeout_s: float = 0.0  # from its arrival, after which a request ends with an error; 0: never
     queue_timeout_s: float = 0.0  # of waiting, after which it is refused; 0: never
+    batch_invariant: bool = False  # over pools: a token's logits go by what is before it alone, to the last bit
 
     def __post_init__(self):
         at_least_one = ("max_context", "prefill_chunk", "max_running", "snapshot_every")

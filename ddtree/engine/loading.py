@@ -99,6 +99,7 @@ def load_engine(
     adapter: str | Path = "auto",
     cache_bytes: int | None = 0,
     prefix_bytes: int | None = 0,
+    batch_invariant: bool = False,
     **limits: float,
 ) -> Engine:
     """Load a target and its drafter. `max_context` defaults to what the target was made for, in tokens; to what fits if that
@@ -107,10 +108,16 @@ def load_engine(
     `cache_bytes` None is half of the memory that is free after loading, `prefix_bytes` None half of that; what they are of pools
     says `share_out`.
 
-    Raises ValueError where the two do not fit, naming both sides, or where `max_context` is more than the model has.
+    Raises ValueError where the two do not fit, naming both sides, where `max_context` is more than the model has, or where there
+    is no `batch_invariant` form of it.
     """
     place = pick_device(device)
     kind = pick_dtype(dtype, place)
+    if batch_invariant and place.type != "cuda":
+        raise ValueError(
+            f"batch_invariant is for the engine of a GPU, this one runs on {place}: leave it out; in float32 on a CPU tokens "
+            "depend on company at near ties alone"
+        )
     model = load_target(Path(target_path), place, kind)
     if place.type == "cpu":
         settle_threads(sum(parameter.numel() for parameter in model.parameters()))
@@ -123,7 +130,7 @@ def load_engine(
     if drafter_path is not None:
         drafter_model = load_drafter(Path(drafter_path), model.config, place, kind)
     conditioning = load_conditioning(adapter, drafter_path, drafter_model, model)
-    limits |= {"max_tree_budget": max_tree_budget, "max_running": max_running}
+    limits |= {"max_tree_budget": max_tree_budget, "max_running": max_running, "batch_invariant": batch_invariant}
     if place.type == "cuda" and unsupported(model) is None:
         max_rows = max(1 + max_tree_budget, ROWS_EACH * max_running)
         fitting = tokens_that_fit(model, drafter_model, max_running, max_rows)
@@ -135,6 +142,8 @@ def load_engine(
         return pooled_engine(
             model, drafter_model, config, num_tokens=tokens, max_rows=max_rows, graphs=cuda_graphs, conditioning=conditioning
         )
+    if batch_invariant:
+        raise ValueError(f"batch_invariant: {unsupported(model)}; leave it out")
     drafter = Drafter(drafter_model, model, conditioning) if drafter_model is not None else None
     layers = drafter_model.config.target_layer_ids if drafter_model is not None else ()
     target = Target(model, layers)

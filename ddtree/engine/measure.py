@@ -255,5 +255,6 @@ def facts_of(engine: Engine) -> dict[str, object]:
         "block_size": engine.block_size,
         "scoring": engine.scoring,
         "max_tree_budget": engine.config.max_tree_budget,
+        "batch_invariant": engine.config.batch_invariant,
         "parameters": sum(p.numel() for p in model.parameters()) if model is not None else 0,
     }

@@ -44,8 +44,9 @@ def pooled_engine(
     slots = max(config.max_running, LEAST_SLOTS)
     keeps_states = config.prefix_bytes > 0
     state = PooledState(
-        model, drafter_model, slots, tokens, config.max_context, max_rows, keeps_states=keeps_states, conditioning=conditioning
-    )
+        model, drafter_model, slots, tokens, config.max_context, max_rows,
+        keeps_states=keeps_states, conditioning=conditioning, batch_invariant=config.batch_invariant,
+    )  # fmt: skip
     memory = PooledMemory(state)
     if memory.most_tokens < config.max_context:
         raise ValueError(

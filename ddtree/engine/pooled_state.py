@@ -45,6 +45,7 @@ class PooledState:
         *,
         keeps_states: bool = False,
         conditioning: Conditioning | None = None,
+        batch_invariant: bool = False,
     ) -> None:
         """`num_tokens`: what the pages of all sequences together hold, beside one largest tree. `max_context`: of one sequence. `max_rows`: most
         rows that one verify may stage, over all sequences. `keeps_states`: a hybrid's states are wanted after its last
@@ -59,7 +60,9 @@ class PooledState:
         self.allocator = PageAllocator(num_pages - 1, PAGE_SIZE, first_page=NULL_PAGE + 1)
         self.table = PageTable(num_sequences + 1, max_context + self.most_staged + self.block_size, device)
         layers = drafter_model.config.target_layer_ids if drafter_model is not None else ()
-        self.target = PooledTarget(model, layers, self.table, num_pages, max_rows)
+        self.target = PooledTarget(
+            model, layers, self.table, num_pages, max_rows, batch_invariant=batch_invariant, block_size=self.block_size
+        )
         self.drafter = PooledDFlash(drafter_model, model, self.table, num_pages) if drafter_model is not None else None
         attention = (self.target.pool.attention, self.drafter.pool if self.drafter is not None else None)
         self.store = PageStore([pool for pool in attention if pool is not None], self.allocator)

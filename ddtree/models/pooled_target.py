@@ -1,5 +1,6 @@
 """A target's forward over pools: the same weights and the same mathematics as the modules' own `forward`, with fused
 kernels, in-place residual sums and no look at a value on the device, so that a CUDA graph can hold it.
+Batch-invariant, every row is computed as if the tokens of its path were all there are ([batching.md](../../docs/batching.md)).
 
 Letters: R packed rows, C model width, H query heads, Hkv key/value heads, D head dim, F feature width (layers x C).
 """
@@ -7,6 +8,7 @@ Letters: R packed rows, C model width, H query heads, Hkv key/value heads, D hea
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -26,9 +28,11 @@ from ddtree.kernels.gated_delta import (
     gated_delta_step_pooled,
     gated_delta_tree_pooled,
 )
+from ddtree.kernels.lineage import lineage_pooled
 from ddtree.kernels.linear import Norm, fused_linear
 from ddtree.kernels.qk_rotary import qk_rotary_pooled
 from ddtree.kernels.tree_attention import tree_attention_pooled
+from ddtree.kernels.tree_attention.invariant import LEAST_REACH, tree_attention_invariant
 from ddtree.models.gated_attention import GatedAttention
 from ddtree.models.gated_delta_net import GatedDeltaNet
 from ddtree.models.layers import MLP, Attention, Linear, ZeroCentredRMSNorm
@@ -39,10 +43,22 @@ from ddtree.models.pooled_moe import moe_pooled
 class PooledTarget:
     """Runs a target's layers over a `TargetPool`. Made once per engine; the model's weights stay where they are."""
 
-    def __init__(self, model, feature_layers: Sequence[int], table: PageTable, num_pages: int, max_rows: int) -> None:
-        why_not = unsupported(model)
+    def __init__(
+        self,
+        model,
+        feature_layers: Sequence[int],
+        table: PageTable,
+        num_pages: int,
+        max_rows: int,
+        *,
+        batch_invariant: bool = False,
+        block_size: int = 1,
+    ) -> None:
+        """`block_size`: the drafter's, one more than the deepest node of its trees."""
+        why_not = unsupported(model) or (batch_invariant and not_invariant(model))
         if why_not:
             raise ValueError(why_not)
+        self.batch_invariant, self.reach = batch_invariant, lineage_reach(block_size)
         self.model, self.config = model, model.config
         self.feature_layers = tuple(feature_layers)
         self.pool = new_pool(model, table, num_pages, max_rows)
@@ -57,11 +73,13 @@ class PooledTarget:
 
         `features` [>= R, F] takes the outputs of the feature layers; layer L means `hidden_states[L + 1]`.
         """
+        if self.batch_invariant:
+            rows = replace(rows, lineage=lineage_pooled(rows.row_slots, rows.row_indices, rows.parents, self.reach))
         hidden = F.embedding(rows.token_ids, self.model.embed_tokens)
         last = len(self.mixers) - 1
         for index, layer in enumerate(self.model.layers):
             self._mix(self.mixers[index], norm_of(layer.input_layernorm), hidden, rows, index)
-            feed_forward(layer.mlp, norm_of(layer.post_attention_layernorm), hidden)
+            feed_forward(layer.mlp, norm_of(layer.post_attention_layernorm), hidden, self.batch_invariant)
             if index != last:
                 self._tap(features, index, hidden)
         hidden = rms_norm(hidden, *norm_of(self.model.norm))
@@ -70,6 +88,9 @@ class PooledTarget:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[.., C] -> [.., V]."""
+        if self.batch_invariant:
+            head = self.model.lm_head
+            return fused_linear(hidden, head.weight, bias=head.bias, batch_invariant=True)
         return self.model.logits(hidden)
 
     def _tap(self, features: torch.Tensor | None, layer: int, hidden: torch.Tensor) -> None:
@@ -80,15 +101,16 @@ class PooledTarget:
     def _mix(self, mixer: nn.Module, norm: Norm, hidden: torch.Tensor, rows: PooledRows, layer: int) -> None:
         place = self.pool.places[layer]
         if isinstance(mixer, GatedDeltaNet):
-            add_linear(mixer.out_proj, self._recall(mixer, norm, hidden, rows, place), hidden)
+            add_linear(mixer.out_proj, self._recall(mixer, norm, hidden, rows, place), hidden, self.batch_invariant)
         else:
-            add_linear(mixer.o_proj, self._attend(mixer, norm, hidden, rows, place), hidden)
+            add_linear(mixer.o_proj, self._attend(mixer, norm, hidden, rows, place), hidden, self.batch_invariant)
 
     def _attend(self, mixer: nn.Module, norm: Norm, hidden: torch.Tensor, rows: PooledRows, place: int) -> torch.Tensor:
         """[R, C] -> [R, H * D], gated where the family gates."""
         pool, table = self.pool.attention, self.pool.table
         num_heads, head_dim = mixer.num_heads, mixer.head_dim
-        heads = linear(mixer.qkv_proj, hidden, norm).view(hidden.shape[0], -1, head_dim)
+        heads = linear(mixer.qkv_proj, hidden, norm, batch_invariant=self.batch_invariant)
+        heads = heads.view(hidden.shape[0], -1, head_dim)
         query = torch.empty(heads.shape[0], num_heads, head_dim, dtype=heads.dtype, device=heads.device)
         scale, kind, eps = qk_norm(mixer)
         keys, values = pool.key_pages[place], pool.value_pages[place]
@@ -109,18 +131,12 @@ class PooledTarget:
             table.context_lengths,
             query,
         )
-        attended = tree_attention_pooled(
-            query,
-            keys,
-            values,
-            table.pages,
-            rows.slots,
-            rows.starts,
-            table.context_lengths,
-            rows.ancestor_mask,
-            mixer.scale,
-            rows.max_rows,
-        )
+        given = (query, keys, values, table.pages, rows.slots, rows.starts, table.context_lengths)
+        if self.batch_invariant:
+            path = (rows.positions, rows.row_slots, rows.lineage)
+            attended = tree_attention_invariant(*given, *path, mixer.scale, rows.max_rows)
+        else:
+            attended = tree_attention_pooled(*given, rows.ancestor_mask, mixer.scale, rows.max_rows)
         if isinstance(mixer, GatedAttention):
             attended = gate_heads(attended, heads[:, num_heads + 2 * mixer.num_kv_heads :])
         return attended.view(heads.shape[0], -1)
@@ -129,7 +145,7 @@ class PooledTarget:
         """[R, C] -> [R, Hv * V]."""
         pool, shape, num_rows = self.pool.recurrent, mixer.shape, hidden.shape[0]
         staged = None if rows.mode == PREFILL else pool.inputs[place, :num_rows]
-        projected = linear(mixer.in_proj, hidden, norm, out=staged)
+        projected = linear(mixer.in_proj, hidden, norm, out=staged, batch_invariant=self.batch_invariant)
         mixed, z, b, a = projected.split(mixer.sizes, dim=-1)
         gates = Gates.of(a, b, mixer.decay_rate, mixer.dt_bias)
         log_decay, beta = gates.log_decay, gates.beta
@@ -170,24 +186,28 @@ def qk_norm(mixer: nn.Module) -> tuple[torch.Tensor | None, str | None, float]:
     return None, None, 0.0
 
 
-def linear(module: Linear, hidden: torch.Tensor, norm: Norm, out: torch.Tensor | None = None) -> torch.Tensor:
+def linear(
+    module: Linear, hidden: torch.Tensor, norm: Norm, out: torch.Tensor | None = None, batch_invariant: bool = False
+) -> torch.Tensor:
     """module(norm(hidden)), in `out` if given."""
-    return fused_linear(hidden, module.weight, bias=module.bias, norm=norm, out=out)
+    return fused_linear(hidden, module.weight, bias=module.bias, norm=norm, out=out, batch_invariant=batch_invariant)
 
 
-def add_linear(module: Linear, rows: torch.Tensor, hidden: torch.Tensor) -> None:
+def add_linear(module: Linear, rows: torch.Tensor, hidden: torch.Tensor, batch_invariant: bool = False) -> None:
     """hidden += module(rows), the sum inside the product's epilogue."""
-    fused_linear(rows, module.weight, bias=module.bias, residual=hidden, out=hidden)
+    fused_linear(rows, module.weight, bias=module.bias, residual=hidden, out=hidden, batch_invariant=batch_invariant)
 
 
-def feed_forward(mlp: nn.Module, norm: Norm, hidden: torch.Tensor) -> None:
+def feed_forward(mlp: nn.Module, norm: Norm, hidden: torch.Tensor, batch_invariant: bool = False) -> None:
     """hidden += mlp(norm(hidden))."""
     if isinstance(mlp, MoE):
         hidden.add_(moe_pooled(mlp, rms_norm(hidden, *norm)))
         return
     gate_up = mlp.gate_up_proj
-    inner = fused_linear(hidden, gate_up.weight, bias=gate_up.bias, norm=norm, swiglu=True)
-    add_linear(mlp.down_proj, inner, hidden)
+    inner = fused_linear(
+        hidden, gate_up.weight, bias=gate_up.bias, norm=norm, swiglu=True, batch_invariant=batch_invariant
+    )
+    add_linear(mlp.down_proj, inner, hidden, batch_invariant)
 
 
 def mixer_of(layer: nn.Module) -> nn.Module:
@@ -204,6 +224,19 @@ def unsupported(model) -> str | None:
         if not isinstance(layer.mlp, (MLP, MoE)):
             return f"{type(layer.mlp).__name__} has no pooled form"
     return None
+
+
+def not_invariant(model) -> str | None:
+    """Why a target that runs over pools has no batch-invariant form; None if it has."""
+    for layer in model.layers:
+        if isinstance(mixer_of(layer), GatedDeltaNet) or isinstance(layer.mlp, MoE):
+            return "batch_invariant is for targets of attention and dense layers alone: leave it out"
+    return None
+
+
+def lineage_reach(block_size: int) -> int:
+    """Places of a lineage that holds the deepest path of a drafter's trees."""
+    return max(LEAST_REACH, 1 << (block_size - 1).bit_length())
 
 
 def new_pool(model, table: PageTable, num_pages: int, max_rows: int) -> TargetPool:

@@ -29,6 +29,7 @@ class Facts:
     block_size: int | None = None
     device: str = "cpu"
     dtype: str = "float32"
+    batch_invariant: bool = False  # whether tokens are computed alike whatever runs beside them
     memory: Callable[[], dict] = dict  # JSON for /stats
     cache_use: Callable[[], float] = float  # share of the running requests' context that is filled
 

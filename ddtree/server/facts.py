@@ -23,6 +23,7 @@ def facts_of(engine, default_tree_budget: int | str) -> Facts:
         scoring=getattr(engine, "scoring", None),
         device=str(device),
         dtype=str(model.dtype).removeprefix("torch."),
+        batch_invariant=config.batch_invariant,
         memory=lambda: memory_of(device) | caches(),
         cache_use=lambda: engine.cache_use,
     )

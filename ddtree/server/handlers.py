@@ -137,6 +137,7 @@ class Handlers:
             known = {
                 "device": facts.device,
                 "dtype": facts.dtype,
+                "batch_invariant": facts.batch_invariant,
                 "max_context": facts.max_context,
                 "block_size": facts.block_size,
                 "scoring": facts.scoring,
