@@ -9,7 +9,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from ddtree.cli.flags import temperature, whole
+from ddtree.cli.flags import BATCH_INVARIANT, temperature, whole
 
 DEFAULT_BUDGETS = "0,chain,4,8,16,32,64"
 DEFAULT_PROMPTS = "humaneval,gsm8k,math500,mt-bench"
@@ -30,6 +30,7 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype", default="auto", choices=("auto", "float32", "bfloat16"), help="(default: auto)"
     )
+    parser.add_argument("--batch-invariant", action="store_true", help=BATCH_INVARIANT)
     parser.add_argument("--max-context", type=whole(2), metavar="N", help="(default: the model's own limit)")
     parser.add_argument(
         "--budgets",
