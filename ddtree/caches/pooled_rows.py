@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
+from ddtree.kernels.gated_delta import Walks
+
 # What the rows are decides what becomes permanent, and when.
 TREE = "tree"  # nodes of draft trees: staged, until a path is committed
 STEP = "step"  # one row a sequence, permanent at once: plain decoding
@@ -31,6 +33,7 @@ class PooledRows:
     ancestor_mask: torch.Tensor | None  # [R, N] uint8; None: consecutive rows
     max_rows: int  # N
     lineage: torch.Tensor | None = None  # [R, A] int32, each row's last ancestors; of batch-invariant forwards
+    walks: Walks | None = None  # how recurrent layers take the rows; of batch-invariant forwards
 
     @property
     def num_rows(self) -> int:

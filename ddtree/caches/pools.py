@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from ddtree.kernels.causal_conv import causal_conv_commit_pooled
-from ddtree.kernels.gated_delta import gated_delta_commit_pooled
+from ddtree.kernels.gated_delta import COMMITS, Walks, gated_delta_commit_pooled, gated_delta_walk_pooled
 from ddtree.kernels.tree_attention import commit_pages
 
 PAGE_SIZE = 64  # tokens a page holds
@@ -117,8 +117,9 @@ class RecurrentPool:
         shape: RecurrentShape,
         dtype: torch.dtype,
         device: torch.device | str,
+        batch_invariant: bool = False,
     ) -> None:
-        self.shape = shape
+        self.shape, self.batch_invariant = shape, batch_invariant
         heads, keys, values = shape.num_value_heads, shape.key_dim, shape.value_dim
 
         def zeros(*size: int, kind: torch.dtype = torch.float32) -> torch.Tensor:
@@ -126,8 +127,13 @@ class RecurrentPool:
 
         self.states = zeros(num_slots, heads, keys, values)
         self.conv_states = zeros(num_slots, shape.conv_width - 1, shape.conv_channels, kind=dtype)
-        # Staged, per row: the projection's output, normalised keys, solved rows, log decays from the root.
+        # Staged, per row: the projection's output; batch-invariant, what a walk reads of it; else normalised keys, solved
+        # rows, log decays from the root.
         self.inputs = zeros(max_rows, shape.input_width, kind=dtype)
+        if batch_invariant:
+            self.convolved = zeros(max_rows, shape.conv_channels, kind=dtype)
+            self.log_decay, self.beta = zeros(max_rows, heads), zeros(max_rows, heads)
+            return
         self.keys = zeros(max_rows, shape.num_key_heads, keys)
         self.solved = zeros(max_rows, heads, values)
         self.log_decays = zeros(max_rows, heads, kind=torch.float64)
@@ -140,6 +146,10 @@ class RecurrentPool:
         """Fold each path's staged rows into both states of its slot."""
         inputs = self.inputs[..., : self.shape.conv_channels]
         causal_conv_commit_pooled(inputs, self.conv_states, slots, starts, path, path_lengths)
+        if self.batch_invariant:
+            walks = Walks(COMMITS, slots, starts[:-1], path, path_lengths)
+            gated_delta_walk_pooled(self.convolved, self.log_decay, self.beta, self.states, walks, self.shape)
+            return
         gated_delta_commit_pooled(self.states, self.keys, self.solved, self.log_decays, slots, starts, path, path_lengths)
 
     @property

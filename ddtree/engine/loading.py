@@ -133,7 +133,7 @@ def load_engine(
     limits |= {"max_tree_budget": max_tree_budget, "max_running": max_running, "batch_invariant": batch_invariant}
     if place.type == "cuda" and unsupported(model) is None:
         max_rows = max(1 + max_tree_budget, ROWS_EACH * max_running)
-        fitting = tokens_that_fit(model, drafter_model, max_running, max_rows)
+        fitting = tokens_that_fit(model, drafter_model, max_running, max_rows, batch_invariant=batch_invariant)
         row_bytes = sum(each.new_cache().size.row_bytes for each in (model, drafter_model) if each is not None)
         tokens, prefix_bytes = share_out(fitting, row_bytes, max_running * max_context, cache_bytes, prefix_bytes)
         if tokens < max_context and asked is not None:

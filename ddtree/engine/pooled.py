@@ -15,6 +15,7 @@ from ddtree.engine.paged_prefix import PagedPrefixCache
 from ddtree.engine.pooled_memory import PooledMemory
 from ddtree.engine.pooled_state import PooledState
 from ddtree.engine.target import Target
+from ddtree.kernels.tree_attention.invariant import NUM_SPLITS
 from ddtree.models.adapter import Conditioning
 
 LEAST_SLOTS = 2  # so that an audit may look at two requests side by side
@@ -74,7 +75,9 @@ def without_pools(engine: Engine) -> Engine:
     return Engine(Target(model, layers), drafter, config, engine.vocab_size)
 
 
-def tokens_that_fit(model, drafter_model, max_running: int, max_rows: int, memory_share: float = 0.9) -> int:
+def tokens_that_fit(
+    model, drafter_model, max_running: int, max_rows: int, memory_share: float = 0.9, *, batch_invariant: bool = False
+) -> int:
     """Tokens of all sequences together whose keys and values fit into the device's free memory, the weights being there.
 
     Graphs, logits and what `max_rows` rows stage are put aside first; of the rest, `memory_share` is used.
@@ -83,6 +86,8 @@ def tokens_that_fit(model, drafter_model, max_running: int, max_rows: int, memor
     config, size = model.config, model.dtype.itemsize
     rows = max(LEAST_ROWS, max_rows)
     aside = 2 * rows * (config.vocab_size + 8 * config.intermediate_size) * size + (1 << 30)
+    if batch_invariant:  # attention leaves every split's sums in memory
+        aside += 2 * rows * NUM_SPLITS * config.num_heads * (config.head_dim + 1) * 4
     num_linear = 0
     if config.linear_attention is not None:
         linear = config.linear_attention

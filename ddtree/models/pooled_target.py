@@ -14,19 +14,24 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ddtree.caches.pooled_rows import PREFILL, STEP, PooledRows
+from ddtree.caches.pooled_rows import PREFILL, STEP, TREE, PooledRows
 from ddtree.caches.pools import AttentionPool, PageTable, RecurrentPool, RecurrentShape, TargetPool
 from ddtree.kernels.causal_conv import (
     Gates,
+    causal_conv_commit_pooled,
     causal_conv_prefill_pooled,
     causal_conv_step_pooled,
     causal_conv_tree_pooled,
 )
 from ddtree.kernels.fused import gate_heads, norm_and_gate, rms_norm
 from ddtree.kernels.gated_delta import (
+    NODES,
+    TOKENS,
+    Walks,
     gated_delta_prefill_pooled,
     gated_delta_step_pooled,
     gated_delta_tree_pooled,
+    gated_delta_walk_pooled,
 )
 from ddtree.kernels.lineage import lineage_pooled
 from ddtree.kernels.linear import Norm, fused_linear
@@ -61,7 +66,7 @@ class PooledTarget:
         self.batch_invariant, self.reach = batch_invariant, lineage_reach(block_size)
         self.model, self.config = model, model.config
         self.feature_layers = tuple(feature_layers)
-        self.pool = new_pool(model, table, num_pages, max_rows)
+        self.pool = new_pool(model, table, num_pages, max_rows, batch_invariant)
         self.mixers = [mixer_of(layer) for layer in model.layers]
 
     @property
@@ -74,7 +79,8 @@ class PooledTarget:
         `features` [>= R, F] takes the outputs of the feature layers; layer L means `hidden_states[L + 1]`.
         """
         if self.batch_invariant:
-            rows = replace(rows, lineage=lineage_pooled(rows.row_slots, rows.row_indices, rows.parents, self.reach))
+            lineage = lineage_pooled(rows.row_slots, rows.row_indices, rows.parents, self.reach)
+            rows = replace(rows, lineage=lineage, walks=walks_of(rows, lineage) if self.pool.recurrent else None)
         hidden = F.embedding(rows.token_ids, self.model.embed_tokens)
         last = len(self.mixers) - 1
         for index, layer in enumerate(self.model.layers):
@@ -147,6 +153,9 @@ class PooledTarget:
         staged = None if rows.mode == PREFILL else pool.inputs[place, :num_rows]
         projected = linear(mixer.in_proj, hidden, norm, out=staged, batch_invariant=self.batch_invariant)
         mixed, z, b, a = projected.split(mixer.sizes, dim=-1)
+        if self.batch_invariant:
+            out = self._walk(mixer, mixed, a, b, rows, place)
+            return norm_and_gate(out, z.unflatten(-1, out.shape[1:]), mixer.norm, mixer.eps).view(num_rows, -1)
         gates = Gates.of(a, b, mixer.decay_rate, mixer.dt_bias)
         log_decay, beta = gates.log_decay, gates.beta
         state, conv_state = pool.states[place], pool.conv_states[place]
@@ -168,6 +177,36 @@ class PooledTarget:
                 *staged, rows.row_slots,
             )  # fmt: skip
         return norm_and_gate(out, z.unflatten(-1, out.shape[1:]), mixer.norm, mixer.eps).view(num_rows, -1)
+
+    def _walk(
+        self, mixer: GatedDeltaNet, mixed: torch.Tensor, a: torch.Tensor, b: torch.Tensor, rows: PooledRows, place: int
+    ) -> torch.Tensor:
+        """The recurrence step by step: `mixed` [R, conv channels], the gates' `a`, `b` [R, Hv] -> [R, Hv, V]."""
+        pool, shape, num_rows = self.pool.recurrent, mixer.shape, len(mixed)
+        if rows.mode == TREE:
+            convolved, log_decay, beta = (each[place, :num_rows] for each in (pool.convolved, pool.log_decay, pool.beta))
+        else:
+            convolved, (log_decay, beta) = torch.empty_like(mixed), a.new_empty(2, *a.shape, dtype=torch.float32)
+        gates = Gates(a, b, mixer.decay_rate, mixer.dt_bias, log_decay, beta)
+        states, conv_states = pool.states[place : place + 1], pool.conv_states[place : place + 1]
+        row_places = (rows.slots, rows.starts, rows.row_slots, rows.row_indices, rows.parents)
+        causal_conv_tree_pooled(mixed, mixer.conv_weight, None, conv_states[0], *row_places, convolved, gates)
+        out = torch.empty(num_rows, shape.num_value_heads, shape.value_dim, dtype=mixed.dtype, device=mixed.device)
+        gated_delta_walk_pooled(convolved[None], log_decay[None], beta[None], states, rows.walks, shape, out)
+        if rows.mode != TREE:
+            causal_conv_commit_pooled(mixed[None], conv_states, rows.slots, rows.starts, rows.walks.paths, rows.walks.lengths)
+        return out
+
+
+def walks_of(rows: PooledRows, lineage: torch.Tensor) -> Walks:
+    """Every node by itself, or consecutive tokens one after another."""
+    if rows.mode == TREE:
+        depths = (lineage >= 0).sum(1, dtype=torch.int32)
+        lengths = torch.where(rows.row_slots >= 0, depths, 0)
+        first_row = torch.arange(rows.num_rows, device=lineage.device, dtype=torch.int32) - rows.row_indices
+        return Walks(NODES, rows.row_slots, first_row, lineage, lengths)
+    paths = rows.row_indices.view(rows.num_sequences, -1)
+    return Walks(TOKENS, rows.slots, rows.starts[:-1], paths, rows.starts.diff())
 
 
 def norm_of(module: nn.Module) -> Norm:
@@ -229,8 +268,8 @@ def unsupported(model) -> str | None:
 def not_invariant(model) -> str | None:
     """Why a target that runs over pools has no batch-invariant form; None if it has."""
     for layer in model.layers:
-        if isinstance(mixer_of(layer), GatedDeltaNet) or isinstance(layer.mlp, MoE):
-            return "batch_invariant is for targets of attention and dense layers alone: leave it out"
+        if isinstance(layer.mlp, MoE):
+            return "batch_invariant is for targets without experts: leave it out"
     return None
 
 
@@ -239,7 +278,7 @@ def lineage_reach(block_size: int) -> int:
     return max(LEAST_REACH, 1 << (block_size - 1).bit_length())
 
 
-def new_pool(model, table: PageTable, num_pages: int, max_rows: int) -> TargetPool:
+def new_pool(model, table: PageTable, num_pages: int, max_rows: int, batch_invariant: bool = False) -> TargetPool:
     """Empty pools for a target: pages for its attention layers, states for its linear ones."""
     config, places, counts = model.config, [], {"attention": 0, "recurrent": 0}
     for layer in model.layers:
@@ -262,5 +301,5 @@ def new_pool(model, table: PageTable, num_pages: int, max_rows: int) -> TargetPo
             linear.conv_channels,
             width,
         )
-        recurrent = RecurrentPool(counts["recurrent"], table.num_slots, max_rows, shape, *placed)
+        recurrent = RecurrentPool(counts["recurrent"], table.num_slots, max_rows, shape, *placed, batch_invariant)
     return TargetPool(table, attention, recurrent, tuple(places))

@@ -1,6 +1,7 @@
 """The gated delta rule: a whole draft tree in closed form, its commit, one step, and prefill in chunks.
 
 `sequence`: of one sequence, in plain PyTorch. `pooled`: of all sequences of a round, their states in a pool.
+`walk`: the same, step by step, so that no token's bits depend on how it was computed.
 
 Letters: N tree rows, T prompt tokens, Hk key heads, Hv value heads (value head h uses key head h // (Hv / Hk)),
 K key dim, V value dim. Per value head, with the state S [K, V],
@@ -28,10 +29,15 @@ from ddtree.kernels.gated_delta.sequence import (
     gated_delta_tree,
 )
 from ddtree.kernels.gated_delta.staged import StagedRows
+from ddtree.kernels.gated_delta.walk import COMMITS, NODES, TOKENS, Walks, gated_delta_walk_pooled
 
 __all__ = [
     "CHUNK",
+    "COMMITS",
+    "NODES",
+    "TOKENS",
     "StagedRows",
+    "Walks",
     "gated_delta_commit",
     "gated_delta_commit_pooled",
     "gated_delta_commit_reference",
@@ -42,4 +48,5 @@ __all__ = [
     "gated_delta_tree",
     "gated_delta_tree_pooled",
     "gated_delta_tree_reference",
+    "gated_delta_walk_pooled",
 ]

@@ -12,6 +12,7 @@ import torch
 from ddtree.kernels.tree_attention.invariant_reference import tree_attention_invariant_reference
 from ddtree.kernels.tree_attention.pooled import check_attention
 
+NUM_SPLITS = 16  # most splits of a body
 LEAST_REACH = 16  # places of a lineage: the tokens that a tensor core's instruction adds up
 
 

@@ -11,7 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
-NUM_SPLITS = 16
+from ddtree.kernels.tree_attention.invariant import NUM_SPLITS
+
 LEAST_KEYS = 128  # of a split; twice as many, and again, where the splits would not reach
 
 
