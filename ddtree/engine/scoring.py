@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from ddtree.models.adapter import Conditioning
+from ddtree.models.adapter import PAIRWISE, Conditioning
 from ddtree.sampling.choose import rank_scores, rank_strength
 from ddtree.sampling.params import SamplingParams
 from ddtree.tree.conditioned import ConditionedCandidates
@@ -23,6 +23,8 @@ class PathScorer:
         self.token_ids, self.own, self.ranking, self.strength = token_ids, log_probs, ranking, strength
         self.root = torch.tensor([root_token], device=slots.device)
         self.places = conditioning.places(slots[None], self.root)[0]
+        if self.adapter.config.summary == "grandparent":
+            self.older_places = self.adapter.older_places(slots[None])[0]
         self._paths: torch.Tensor | None = None  # of the last level's nodes, what the summary needs
 
     @property
@@ -35,13 +37,17 @@ class PathScorer:
         """See `tree.conditioned.Scorer`."""
         tokens = self.root if depth == 1 else self.token_ids[depth - 2][torch.from_numpy(ranks).to(self.root.device)]
         inputs = self.conditioning.parent_rows(tokens) + self.places[depth - 1]
-        summary = None
-        if self.adapter.config.summary != "none":
-            before = None
-            if depth > 1:
-                before = self._paths[torch.from_numpy(parents).to(self.root.device)]
+        kind, summary = self.adapter.config.summary, None
+        before = None
+        if kind != "none" and depth > 1:
+            before = self._paths[torch.from_numpy(parents).to(self.root.device)]
+        if kind not in PAIRWISE:
             summary, self._paths = self.adapter.extend(inputs, before)
         out = self.adapter.finish(inputs, summary)
+        if kind == "grandparent":
+            self._paths = tokens
+            if before is not None:
+                out = out + self._older(before, self.older_places[depth - 1])
         return self._log_probs(out, slice(depth - 1, depth))[0]
 
     @torch.inference_mode()
@@ -52,7 +58,13 @@ class PathScorer:
         inputs = self.conditioning.parent_rows(tokens) + self.places[: len(tokens)]
         summary = self.adapter.summarise(inputs[None])
         out = self.adapter.finish(inputs, None if summary is None else summary[0])
+        if self.adapter.config.summary == "grandparent" and len(tokens) > 1:
+            out[1:] += self._older(tokens[:-1], self.older_places[1 : len(tokens)])
         return self._log_probs(out[:, None], slice(0, len(tokens)))[:, 0]
+
+    def _older(self, tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """What the grandparents [n] add."""
+        return self.adapter.finish_older(self.conditioning.older_rows(tokens) + places)
 
     def _log_probs(self, out: torch.Tensor, depths: slice) -> np.ndarray:
         """`out` [.., n, E + 2] of the depths -> [depths, n, M]."""

@@ -2,7 +2,7 @@
 
 A block drafter's distributions are factorised: slot k does not know which token slot k - 1 became. The adapter scores the
 best M tokens of slot k ("candidates") anew for every parent: from the states of both slots, the parent's token, the root's,
-and a summary of the path between them. Its scores are corrections in nats, added to the drafter's own log-probabilities.
+and a summary of the path between them, of which the grandparent's token alone is the cheapest. Its scores are corrections in nats, added to the drafter's own log-probabilities.
 
 Letters: B blocks, K slots (slot 0 is the root), D = K - 1 depths, M candidates, V vocabulary, C model width, H adapter
 width, E rank of the token tables. "Depth k" is the depth of the children that are scored; their parent sits in slot k - 1.
@@ -19,9 +19,16 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ddtree.kernels.conditioning import LEAST_LOG_PROB, LEAST_REST, AdapterWeights, transitions_pooled
+from ddtree.kernels.conditioning import (
+    LEAST_LOG_PROB,
+    LEAST_REST,
+    AdapterWeights,
+    PathScores,
+    transitions_pooled,
+)
 
-SUMMARIES = ("none", "recurrence", "attention")
+SUMMARIES = ("none", "grandparent", "recurrence", "attention")
+PAIRWISE = ("none", "grandparent")  # all pairs of tokens can be scored before the tree is built
 NUM_HEADS = 4  # of the summary by attention
 SERVED_CANDIDATES = 64  # per depth; more brought nothing, docs/log.md 2026-11-30
 
@@ -34,7 +41,7 @@ class AdapterConfig:
     block_size: int
     width: int = 512
     rank: int = 256
-    summary: str = "none"
+    summary: str = "none"  # of the path before the parent
     num_candidates: int = 256  # that it was trained on; fewer may be served
 
     def __post_init__(self) -> None:
@@ -78,6 +85,12 @@ class Adapter(nn.Module):
             self.key_value = nn.Linear(width, 2 * width, bias=False, **make)
             self.distance = nn.Parameter(torch.zeros(config.block_size, width, **make))
             self.from_summary = nn.Linear(width, width, bias=False, **make)
+        elif config.summary == "grandparent":
+            self.older_slot = nn.Linear(size, width, bias=False, **make)
+            self.older_token = nn.Linear(size, width, bias=False, **make)
+            self.older_depth = nn.Parameter(torch.zeros(config.block_size, width, **make))
+            self.older_mix = nn.Linear(width, width, **make)
+            self.older_out = nn.Linear(width, config.rank + 2, **make)
         self.reset()
 
     @torch.no_grad()
@@ -89,10 +102,12 @@ class Adapter(nn.Module):
                 parameter.copy_(drawn)
             else:
                 parameter.zero_()
-        for name in ("depth", "distance"):
+        for name in ("depth", "distance", "older_depth"):
             if hasattr(self, name):
                 getattr(self, name).zero_()
         self.out.weight.zero_()
+        if self.config.summary == "grandparent":
+            self.older_out.weight.zero_()
 
     def places(self, slots: torch.Tensor, root_rows: torch.Tensor) -> torch.Tensor:
         """What all parents of a slot have in common: [B, D, H], added to their rows of `parent_token`.
@@ -104,9 +119,13 @@ class Adapter(nn.Module):
         from_slots = self.child_slot(slots[:, 1:]) + self.parent_slot(slots[:, :-1])
         return from_slots + self.depth[: slots.shape[1] - 1] + self.root_token(root_rows)[:, None]
 
+    def older_places(self, slots: torch.Tensor) -> torch.Tensor:
+        """What all grandparents of a slot have in common: `slots` [B, K, C] -> [B, D, H], added to their rows of `older_token`."""
+        return self.older_slot(slots[:, 1:]) + self.older_depth[: slots.shape[1] - 1]
+
     def summarise(self, inputs: torch.Tensor) -> torch.Tensor | None:
-        """What a path adds to its last node's input: `inputs` [B, D, H] along one path -> [B, D, H]; None without summary."""
-        if self.config.summary == "none":
+        """What a path adds to its last node's input: `inputs` [B, D, H] along one path -> [B, D, H]; None where nothing is."""
+        if self.config.summary in PAIRWISE:
             return None
         if self.config.summary == "recurrence":
             return self.from_summary(self.recurrence(inputs)[0])
@@ -145,6 +164,12 @@ class Adapter(nn.Module):
         hidden = F.silu(inputs if summary is None else inputs + summary)
         return self.out(hidden + F.silu(self.mix(hidden)))
 
+    def finish_older(self, inputs: torch.Tensor) -> torch.Tensor:
+        """What the grandparents add to `finish`: `inputs` [..., H] -> [..., E + 2]. Corrections are linear in it, so those of
+        parent and grandparent add up, and each is a function of one token and the candidates."""
+        hidden = F.silu(inputs)
+        return self.older_out(hidden + F.silu(self.older_mix(hidden)))
+
     @staticmethod
     def corrections(out: torch.Tensor, matches: torch.Tensor, log_probs: torch.Tensor) -> torch.Tensor:
         """Nats to add to the candidates' scores and, last, to that of everything else.
@@ -167,6 +192,9 @@ class Adapter(nn.Module):
         rows = F.embedding(tokens, embedding).to(slots.dtype)
         inputs = self.parent_token(rows[:, :-1]) + self.places(slots, rows[:, 0])
         out = self.finish(inputs, self.summarise(inputs))
+        if self.config.summary == "grandparent":
+            older = self.finish_older(self.older_token(rows[:, :-2]) + self.older_places(slots)[:, 1:])
+            out = out + F.pad(older, (0, 0, 1, 0))  # depth 1 has none
         # The head's rows are projected once a candidate; far fewer than rows of the vocabulary where B is small.
         candidates = self.candidate_token(head.to(slots.dtype))
         rows = F.embedding(candidate_ids, candidates)
@@ -193,9 +221,11 @@ class Conditioning:
     def __init__(self, adapter: Adapter, target_model: Any, *, tables: bool) -> None:
         self.adapter, self.target_model = adapter, target_model
         self.acceptance: dict[str, dict[str, float]] | None = None  # mean acceptance lengths: temperature -> budget -> length
-        self.parent_table = self.candidate_table = None
+        self.parent_table = self.candidate_table = self.older_table = None
         if tables:
             with torch.no_grad():
+                if adapter.config.summary == "grandparent":
+                    self.older_table = adapter.older_token(target_model.embed_tokens)
                 self.parent_table = adapter.parent_token(target_model.embed_tokens)
                 self.candidate_table = adapter.candidate_token(target_model.lm_head.weight)
 
@@ -214,6 +244,12 @@ class Conditioning:
         if self.parent_table is not None:
             return F.embedding(token_ids, self.parent_table)
         return self.adapter.parent_token(self.target_model.embed(token_ids))
+
+    def older_rows(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """`parent_rows` of the grandparents: [...] int64 -> [..., H]."""
+        if self.older_table is not None:
+            return F.embedding(token_ids, self.older_table)
+        return self.adapter.older_token(self.target_model.embed(token_ids))
 
     def matches(self, out: torch.Tensor, candidate_ids: torch.Tensor) -> torch.Tensor:
         """`out` [..., N, E + 2] and `candidate_ids` [..., M] -> [..., N, M]."""
@@ -237,8 +273,9 @@ class Conditioning:
         corrections = self.adapter.corrections(out, self.matches(out, candidate_ids), log_probs).float()
         return conditioned(ranking[..., None, :], corrections * strength)[..., :-1]
 
-    def transitions(self, slots, root_tokens, candidate_ids, log_probs, ranking, strengths) -> torch.Tensor:
-        """Every candidate's score below every candidate of the depth before, for an adapter without a summary.
+    def transitions(self, slots, root_tokens, candidate_ids, log_probs, ranking, strengths) -> torch.Tensor | PathScores:
+        """Every candidate's score below every candidate of the depth before, for an adapter that looks no further back than
+        the grandparent.
 
         Args:
             slots: [B, K, C], the drafter's states.
@@ -248,14 +285,22 @@ class Conditioning:
 
         Returns:
             [B, D, M, M] float32: [b, k, p, c] of candidate c at depth k + 1 below candidate p at depth k; at depth 1 every
-            parent is the root.
+            parent is the root. With grandparents a `PathScores`.
         """
-        places = self.places(slots, root_tokens)
+        places = self.places(slots, root_tokens)[None]
+        if self.adapter.config.summary == "grandparent":
+            places = torch.cat([places, self.adapter.older_places(slots)[None]])
         return transitions_pooled(places, root_tokens, candidate_ids, log_probs, ranking, strengths, self.weights)
 
     @cached_property
     def weights(self) -> AdapterWeights:
         """What `transitions` reads, as its kernels want it; needs the tables."""
         adapter = self.adapter
-        layers = (adapter.mix.weight, adapter.mix.bias, adapter.out.weight, adapter.out.bias)
-        return AdapterWeights(self.parent_table, self.candidate_table, *layers)
+        layers = [(self.parent_table, adapter.mix.weight, adapter.mix.bias, adapter.out.weight, adapter.out.bias)]
+        if adapter.config.summary == "grandparent":
+            mix, out = adapter.older_mix, adapter.older_out
+            layers.append((self.older_table, mix.weight, mix.bias, out.weight, out.bias))
+        parents, mixes, mix_biases, outs, out_biases = (torch.stack(tensors).detach() for tensors in zip(*layers, strict=True))
+        # Large, so kept once.
+        self.parent_table, self.older_table = parents[0], parents[1] if len(parents) > 1 else None
+        return AdapterWeights(parents, self.candidate_table, mixes, mix_biases, outs, out_biases)

@@ -57,7 +57,7 @@ class AdapterTrainer:
         self.adapter = Adapter(shape, self.target.device)
         self.adapter.reset(config.seed)
         if config.start:
-            self.adapter.load_state_dict(read_tensors(Path(config.start)))
+            start_from(self.adapter, Path(config.start))
         learners = [self.adapter] + ([self.drafter.requires_grad_(True)] if config.jointly else [])
         self.models = torch.nn.ModuleList(learners)
         self.average = copy.deepcopy(self.models).requires_grad_(False)
@@ -146,6 +146,19 @@ class AdapterTrainer:
         self.average.load_state_dict(state["average"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.step_index, self.trained_seconds = state["step_index"], state["trained_seconds"]
+
+
+def start_from(adapter: Adapter, folder: Path) -> None:
+    """Take over an adapter's values; what one without a summary does not have about grandparents stays fresh, and silent.
+
+    Raises ValueError where the two do not fit.
+    """
+    values, own = read_tensors(folder), adapter.state_dict()
+    wrong = [name for name, value in values.items() if name not in own or own[name].shape != value.shape]
+    wrong += [name for name in own if name not in values and not name.startswith("older_")]
+    if wrong:
+        raise ValueError(f"start: {folder} has another shape ({', '.join(sorted(wrong))}); train with its width, rank and summary")
+    adapter.load_state_dict(own | values)
 
 
 def best_tokens(states: torch.Tensor, target, num: int) -> tuple[torch.Tensor, torch.Tensor]:

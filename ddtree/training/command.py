@@ -18,7 +18,7 @@ HELP = {
     "minutes": "stop after the shard that ends within this time",
     "total_minutes": "training time of all runs together; drives the schedule",
     "minutes_this_run": "wall time of this command, warm-up and export included",
-    "summary": "of the path before the parent: none, recurrence or attention",
+    "summary": "of the path before the parent: none, grandparent, recurrence or attention",
     "jointly": "let the drafter learn too; it is exported beside the adapter",
     "race": "optimizer:rate,... each trained for --race-seconds first; the best is used",
 }

@@ -86,7 +86,7 @@ class AdapterTrainingConfig:
     width: int = 512
     rank: int = 256
     start: str = ""  # folder of an adapter of the same shape to start from, in place of a fresh one
-    summary: str = "none"  # of the path before the parent: none, recurrence or attention
+    summary: str = "none"  # of the path before the parent: none, grandparent, recurrence or attention
     num_candidates: int = 64
     reach: float = 64.0  # tokens below a path less likely than 1 / reach count for less: no tree goes there; 0 counts all alike
     jointly: bool = False  # the drafter learns too, and is exported beside the adapter

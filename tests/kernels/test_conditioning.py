@@ -2,34 +2,41 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
 import torch
 
 from ddtree.kernels import conditioning
-from ddtree.kernels.conditioning import AdapterWeights, transitions_pooled, transitions_pooled_reference
+from ddtree.kernels.conditioning import (
+    AdapterWeights,
+    PathScores,
+    transitions_pooled,
+    transitions_pooled_reference,
+)
 from ddtree.models import adapter as adapters
-from ddtree.models.adapter import Adapter, AdapterConfig, conditioned
+from ddtree.models.adapter import PAIRWISE, Adapter, AdapterConfig, Conditioning, conditioned
 from tests.closeness import assert_close
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ERROR = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}  # of sums in another order, of rounded operands
 
 
-def adapter_weights(vocab: int, size: int, rank: int, dtype=torch.float32) -> AdapterWeights:
-    shapes = ((vocab, size), (vocab, rank), (size, size), (size,), (rank + 2, size), (rank + 2,))
+def adapter_weights(vocab: int, size: int, rank: int, dtype=torch.float32, looks: int = 1) -> AdapterWeights:
+    each = ((size, size), (size,), (rank + 2, size), (rank + 2,))
+    shapes = ((looks, vocab, size), (vocab, rank), *((looks, *shape) for shape in each))
     drawn = [torch.randn(shape) * (shape[-1] ** -0.5 if place > 1 else 0.7) for place, shape in enumerate(shapes)]
     drawn[1] *= rank**-0.5
     return AdapterWeights(*(tensor.to(DEVICE, dtype) for tensor in drawn))
 
 
-def block(sequences: int, depths: int, width: int, size: int, vocab: int, dtype=torch.float32) -> tuple[torch.Tensor, ...]:
+def block(sequences: int, depths: int, width: int, size: int, vocab: int, dtype=torch.float32, looks: int = 1) -> tuple[torch.Tensor, ...]:
     """Places, roots, candidates, the drafter's own scores, what it ranks with, strengths."""
     ids = torch.stack([torch.randperm(vocab)[:width] for _ in range(sequences * depths)]).view(sequences, depths, width)
     own, ranking = ((torch.randn(sequences, depths, vocab) * 3).log_softmax(dim=-1).gather(2, ids) for _ in range(2))
     rows = (
-        torch.randn(sequences, depths, size).to(dtype),
+        torch.randn(looks, sequences, depths, size).to(dtype),
         torch.randint(0, vocab, (sequences,)),
         ids,
         own,
@@ -39,45 +46,68 @@ def block(sequences: int, depths: int, width: int, size: int, vocab: int, dtype=
     return tuple(tensor.to(DEVICE) for tensor in rows)
 
 
-def by_kernel(*rows) -> torch.Tensor:
+def tables(scores) -> dict[str, torch.Tensor]:
+    """What `transitions_pooled` returned, by name."""
+    return {"scores": scores} if isinstance(scores, torch.Tensor) else scores._asdict()
+
+
+def assert_same(found, expected, error: float) -> None:
+    found, expected = (t if isinstance(t, dict) else tables(t) for t in (found, expected))
+    assert found.keys() == expected.keys()
+    for name, table in found.items():
+        assert_close(name, table, expected[name], error)
+
+
+def by_kernel(*rows):
     pytest.importorskip("triton")
     from ddtree.kernels.conditioning.triton import transitions_pooled_triton
 
     return transitions_pooled_triton(*rows)
 
 
-def test_the_twin_says_what_the_adapter_says_along_paths():
+class Borrowed:
+    """A target of which only embedding and head are wanted."""
+
+    def __init__(self, embedding: torch.Tensor, head: torch.Tensor) -> None:
+        self.embed_tokens = embedding
+        self.lm_head = type("Head", (), {"weight": head})
+        self.config = type("Config", (), {"vocab_size": len(head)})
+
+    def embed(self, token_ids):
+        return self.embed_tokens[token_ids]
+
+
+@pytest.mark.parametrize("summary", PAIRWISE)
+def test_the_twin_says_what_the_adapter_says_along_paths(summary):
     sequences, depths, width, vocab, channels = 2, 5, 7, 40, 24
-    adapter = Adapter(AdapterConfig(channels, depths + 1, width=32, rank=20))
+    adapter = Adapter(AdapterConfig(channels, depths + 1, width=32, rank=20, summary=summary))
     with torch.no_grad():
         for parameter in adapter.parameters():
             parameter.normal_(0.0, 0.3)
     embedding, head = torch.randn(2, vocab, channels)
     slots = torch.randn(sequences, depths + 1, channels)
     _, roots, ids, own, ranking, strengths = (t.cpu() for t in block(sequences, depths, width, 1, vocab))
-    weights = AdapterWeights(
-        adapter.parent_token(embedding),
-        adapter.candidate_token(head),
-        adapter.mix.weight,
-        adapter.mix.bias,
-        adapter.out.weight,
-        adapter.out.bias,
-    )
+    bound = Conditioning(adapter, Borrowed(embedding, head), tables=True)
     with torch.no_grad():
-        places = adapter.places(slots, embedding[roots])
-        table = transitions_pooled(places, roots, ids, own, ranking, strengths, weights)
+        scores = bound.transitions(slots, roots, ids, own, ranking, strengths)
         for _ in range(6):
             ranks = torch.randint(0, width, (sequences, depths))
             path = ids.gather(2, ranks[..., None])[..., 0]
             tokens = torch.cat([roots[:, None], path], dim=1)
             corrections = adapter(slots, tokens, embedding, head, ids, own) * strengths[:, None, None]
             expected = conditioned(ranking, corrections)[..., :-1]
-            rows = torch.cat([torch.zeros(sequences, 1, dtype=torch.int64), ranks[:, :-1]], dim=1)
-            found = table.gather(2, rows[..., None, None].expand(-1, -1, 1, width))[:, :, 0]
-            assert_close("scores along a path", found, expected, 1e-5)
+            above = torch.cat([torch.zeros(sequences, 2, dtype=torch.int64), ranks], dim=1)
+            for b, k in itertools.product(range(sequences), range(depths)):
+                if summary == "grandparent":
+                    one = PathScores(*(table[b : b + 1] for table in scores))
+                    found = one.rows(k + 1, above[b, k : k + 1], above[b, k + 1 : k + 2])[0, 0]
+                else:
+                    found = scores[b, k, above[b, k + 1]]
+                assert_close("scores along a path", found, expected[b, k], 1e-5)
     assert conditioning.LEAST_REST == adapters.LEAST_REST and conditioning.LEAST_LOG_PROB == adapters.LEAST_LOG_PROB
 
 
+@pytest.mark.parametrize("looks", [1, 2])
 @pytest.mark.parametrize(
     ("sequences", "depths", "width", "size", "rank", "dtype"),
     [
@@ -88,12 +118,37 @@ def test_the_twin_says_what_the_adapter_says_along_paths():
         (2, 2, 33, 64, 64, torch.bfloat16),
     ],
 )
-def test_the_kernels_agree_with_the_twin(sequences, depths, width, size, rank, dtype):
-    weights = adapter_weights(100, size, rank, dtype)
-    rows = block(sequences, depths, width, size, 100, dtype)
+def test_the_kernels_agree_with_the_twin(sequences, depths, width, size, rank, dtype, looks):
+    weights = adapter_weights(100, size, rank, dtype, looks)
+    rows = block(sequences, depths, width, size, 100, dtype, looks)
     wide = AdapterWeights(*(tensor.double() for tensor in weights))
     expected = transitions_pooled_reference(rows[0].double(), *rows[1:], wide)
-    assert_close("scores", by_kernel(*rows, weights), expected, ERROR[dtype])
+    found = by_kernel(*rows, weights)
+    assert_same(found, expected, ERROR[dtype])
+    if looks == 2:
+        assert not found.below_grandparent[:, 0].any()
+        one = transitions_pooled_reference(rows[0][:1].double(), *rows[1:], first_look(wide))
+        first = found.below_parent[:, 0] - found.norms[:, 0, 0][..., None]
+        assert_close("depth 1, without grandparents", first, one[:, 0], ERROR[dtype])
+
+
+def first_look(weights: AdapterWeights) -> AdapterWeights:
+    return AdapterWeights(*(tensor if name == "candidate_table" else tensor[:1] for name, tensor in weights._asdict().items()))
+
+
+@pytest.mark.parametrize("way", ["twin", "kernels"])
+def test_pairs_are_normalised_with_everything_else_whatever_is_excluded(way):
+    weights, rows = adapter_weights(60, 64, 16, looks=2), block(2, 3, 9, 64, 60, looks=2)
+    rows[4][0, 1, 4:] = -torch.inf
+    rows[4][1, 0] = -torch.inf  # a depth without candidates
+    scores = (by_kernel if way == "kernels" else transitions_pooled_reference)(*rows, weights)
+    everything = torch.arange(9, device=DEVICE)
+    for depth in (1, 2, 3):
+        for older in everything:
+            found = scores.rows(depth, older.expand(9), everything)
+            assert not found.isnan().any() and (found <= 0).all()
+            out = (rows[4][:, depth - 1] == -torch.inf)[:, None].expand_as(found)
+            assert torch.equal(found == -torch.inf, out) and (found.exp().sum(-1) < 1 + 1e-5).all()
 
 
 @pytest.mark.parametrize("way", ["twin", "kernels"])
@@ -113,29 +168,34 @@ def test_an_excluded_candidate_stays_excluded_and_spoils_nothing(way):
 
 
 @pytest.mark.filterwarnings("ignore:All-NaN")  # the interpreter's, of a maximum
-def test_rows_do_not_see_each_other_and_nothing_is_left_unwritten(monkeypatch):
+@pytest.mark.parametrize("looks", [1, 2])
+def test_rows_do_not_see_each_other_and_nothing_is_left_unwritten(monkeypatch, looks):
     """Another sequence's NaN stays in it; outputs begin as NaN."""
-    weights, rows = adapter_weights(60, 64, 16), block(2, 3, 5, 64, 60)
+    weights, rows = adapter_weights(60, 64, 16, looks=looks), block(2, 3, 5, 64, 60, looks=looks)
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *shape, **options: empty(*shape, **options).fill_(math.nan))
-    expected = by_kernel(*rows, weights)
-    assert expected.isfinite().all()
-    rows[0][1] = math.nan
-    assert torch.equal(by_kernel(*rows, weights)[0], expected[0])
+    monkeypatch.setattr(torch, "empty_like", lambda tensor: torch.full_like(tensor, math.nan))
+    expected = tables(by_kernel(*rows, weights))
+    assert all(table.isfinite().all() for table in expected.values())
+    rows[0][:, 1] = math.nan
+    found = tables(by_kernel(*rows, weights))
+    assert all(torch.equal(found[name][0], table[0]) for name, table in expected.items())
 
 
-def test_a_sequence_gets_what_it_gets_alone():
-    weights, rows = adapter_weights(80, 128, 48), block(3, 4, 12, 128, 80)
-    together = by_kernel(*rows, weights)
+@pytest.mark.parametrize("looks", [1, 2])
+def test_a_sequence_gets_what_it_gets_alone(looks):
+    weights, rows = adapter_weights(80, 128, 48, looks=looks), block(3, 4, 12, 128, 80, looks=looks)
+    together = tables(by_kernel(*rows, weights))
     for b in range(3):
-        alone = by_kernel(*(tensor[b : b + 1].contiguous() for tensor in rows), weights)
-        assert_close("scores", together[b : b + 1], alone, 1e-6)
+        one = (rows[0][:, b : b + 1].contiguous(), *(tensor[b : b + 1].contiguous() for tensor in rows[1:]))
+        alone = tables(by_kernel(*one, weights))
+        assert_same({name: table[b : b + 1] for name, table in together.items()}, alone, 1e-6)
 
 
 def test_bad_input_is_named():
     weights, rows = adapter_weights(30, 64, 16), block(1, 3, 5, 64, 30)
     for place, wrong, message in (
-        (0, rows[0][..., :32], r"places must be \[1, 3, 64\]"),
+        (0, rows[0][..., :32], r"places must be \[1, 1, 3, 64\]"),
         (0, rows[0].bfloat16(), r"places must be .* torch.float32"),
         (1, rows[1].int(), "root_tokens must be"),
         (4, rows[4][:, :2], r"ranking must be \[1, 3, 5\]"),
@@ -143,30 +203,35 @@ def test_bad_input_is_named():
     ):
         with pytest.raises(ValueError, match=message):
             transitions_pooled(*rows[:place], wrong, *rows[place + 1 :], weights)
-    with pytest.raises(ValueError, match=r"out_weight must be \[18, 64\]"):
-        transitions_pooled(*rows, weights._replace(out_weight=weights.out_weight[:16]))
+    with pytest.raises(ValueError, match=r"out_weights must be \[1, 18, 64\]"):
+        transitions_pooled(*rows, weights._replace(out_weights=weights.out_weights[:, :16]))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize(("size", "rank"), [(512, 256), (128, 64), (1024, 512), (320, 96)])
 @pytest.mark.parametrize("sequences", [1, 8])
-def test_true_shapes_on_the_device(sequences, size, rank, dtype):
-    weights, rows = adapter_weights(5000, size, rank, dtype), block(sequences, 15, 64, size, 5000, dtype)
+@pytest.mark.parametrize("looks", [1, 2])
+def test_true_shapes_on_the_device(sequences, size, rank, dtype, looks):
+    weights = adapter_weights(5000, size, rank, dtype, looks)
+    rows = block(sequences, 15, 64, size, 5000, dtype, looks)
     wide = AdapterWeights(*(tensor.double() for tensor in weights))
     expected = transitions_pooled_reference(rows[0].double(), *rows[1:], wide)
-    assert_close("scores", transitions_pooled(*rows, weights), expected, ERROR[dtype])
+    assert_same(transitions_pooled(*rows, weights), expected, ERROR[dtype])
 
 
 @pytest.mark.gpu
-def test_a_captured_launch_follows_its_inputs():
-    weights, rows = adapter_weights(5000, 512, 256, torch.bfloat16), block(2, 15, 64, 512, 5000, torch.bfloat16)
+@pytest.mark.parametrize("looks", [1, 2])
+def test_a_captured_launch_follows_its_inputs(looks):
+    weights = adapter_weights(5000, 512, 256, torch.bfloat16, looks)
+    rows = block(2, 15, 64, 512, 5000, torch.bfloat16, looks)
     transitions_pooled(*rows, weights)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = transitions_pooled(*rows, weights)
-    for tensor, fresh in zip(rows, block(2, 15, 64, 512, 5000, torch.bfloat16), strict=True):
+    for tensor, fresh in zip(rows, block(2, 15, 64, 512, 5000, torch.bfloat16, looks), strict=True):
         tensor.copy_(fresh)
     graph.replay()
-    assert torch.equal(out, transitions_pooled(*rows, weights))
+    again = tables(transitions_pooled(*rows, weights))
+    assert all(torch.equal(table, again[name]) for name, table in tables(out).items())

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from ddtree.kernels.conditioning import PathScores
 from ddtree.kernels.tree_build import TreeBuffers, build_ddtree_pooled, build_ddtree_pooled_reference
 from ddtree.tree.build import UNITS_PER_NAT, Level, grow
 from ddtree.tree.draft_tree import DraftTree
@@ -43,6 +44,23 @@ def expected_tree(root: int, token_ids: torch.Tensor, log_probs: torch.Tensor, b
     return grow(root, Source(token_ids.cpu().numpy(), log_probs.cpu().numpy()), budget)
 
 
+class OlderSource:
+    """The same of a `PathScores`: rows for a node and its parent."""
+
+    def __init__(self, token_ids: np.ndarray, scores: PathScores) -> None:
+        self.token_ids, self.scores, self.ranks = token_ids, scores, np.zeros(1, np.int64)
+
+    def children(self, depth: int, level: Level, ceiling: float) -> Level | None:
+        if depth > len(self.token_ids):
+            return None
+        older, own = self.ranks[level.parents] if depth > 1 else self.ranks, np.maximum(level.ranks, 0)
+        self.ranks = own
+        rows = self.scores.rows(depth, torch.from_numpy(older), torch.from_numpy(own))[0].numpy()
+        costs = level.costs[:, None] + np.rint(rows.astype(np.float64) * -UNITS_PER_NAT)
+        parents, ranks = (costs <= ceiling).nonzero()
+        return Level(self.token_ids[depth - 1][ranks], parents, ranks, costs[parents, ranks])
+
+
 def build_by(way: str):
     if way == "twin":
         return build_ddtree_pooled_reference
@@ -57,8 +75,8 @@ def scores(kind: str, sequences: int, depths: int, width: int, seed: int = 0) ->
     rng = np.random.default_rng(seed)
     shape = (sequences, depths, width, width)
     log_probs = torch.from_numpy(rng.normal(size=shape) * (8 if kind == "steep" else 2)).float().log_softmax(dim=-1)
-    if kind == "coarse":  # paths tie within and across depths
-        log_probs = -torch.from_numpy(rng.integers(0, 4, size=shape)).float() / 2
+    if kind == "coarse":  # paths tie within and across depths; in deep trees none is free, or the host's levels would explode
+        log_probs = -torch.from_numpy(rng.integers(int(depths > 5), 5, size=shape)).float() / 2
     if kind == "certain":  # some child of every parent ties with it
         places = torch.from_numpy(rng.integers(0, width, size=shape[:-1]))
         log_probs.scatter_(-1, places[..., None], 0.0)
@@ -98,6 +116,37 @@ def check_build(way: str, kind: str, depths: int, width: int, max_budget: int, b
 @pytest.mark.parametrize("way", ["twin", "triton"])
 def test_every_sequence_gets_the_builders_tree(way, kind):
     check_build(way, kind, depths=5, width=11, max_budget=24, budgets=[24, -1, 9])
+
+
+def older_scores(kind: str, sequences: int, depths: int, width: int, seed: int) -> tuple[torch.Tensor, PathScores]:
+    """Token ids, and tables whose sums are log-probabilities; coarse ones add up exactly, so that paths tie."""
+    token_ids, below_parent = scores("random" if kind == "random" else "coarse", sequences, depths, width, seed)
+    rng = np.random.default_rng(seed + 1)
+    drawn = rng.normal(size=below_parent.shape) if kind == "random" else rng.integers(-2, 3, size=below_parent.shape) / 2
+    older = torch.from_numpy(drawn).float().to(DEVICE)
+    older[:, 0] = 0.0
+    sums = below_parent[:, :, None] + older[:, :, :, None]
+    norms = sums.logsumexp(dim=-1) + 0.1 if kind == "random" else sums.amax(dim=-1)
+    if kind == "excluded":
+        below_parent[torch.from_numpy(rng.random(below_parent.shape) < 0.4).to(DEVICE)] = -torch.inf
+    return token_ids, PathScores(below_parent, older, norms)
+
+
+@pytest.mark.parametrize("way", ["twin", "triton"])
+@pytest.mark.parametrize("kind", ["random", "coarse", "excluded"])
+@pytest.mark.parametrize(("depths", "width", "max_budget"), [(5, 11, 24), (1, 3, 4), (7, 2, 40), (3, 64, 63)])
+def test_grandparents_count(way, kind, depths, width, max_budget):
+    budgets = [max_budget, 1, 9]
+    token_ids, tables = older_scores(kind, len(budgets), depths, width, seed=depths)
+    trees = poisoned(TreeBuffers(len(budgets), max_budget, DEVICE, num_candidates=width))
+    slots, context_lengths = [2, 0, 1], [5, 6, 7]
+    arguments = (torch.arange(3, device=DEVICE), token_ids, tables, ints(*budgets), ints(depths, depths - 1, depths), max_budget)
+    build_by(way)(*arguments, ints(*slots), ints(*context_lengths), trees)
+    for b, budget in enumerate(budgets):
+        kept = depths - (b == 1)
+        source = OlderSource(token_ids[b, :kept].cpu().numpy(), PathScores(*(t[b : b + 1].cpu() for t in tables)))
+        expected = grow(b, source, min(budget, max_budget))
+        check_sequence(trees, b, expected, slots[b], context_lengths[slots[b]])
 
 
 @pytest.mark.parametrize("way", ["twin", "triton"])

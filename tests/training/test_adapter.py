@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 import torch
 
-from ddtree.models.adapter_files import FOLDER, load_adapter
+from ddtree.models.adapter import SUMMARIES
+from ddtree.models.adapter_files import FOLDER, load_adapter, save_adapter
 from ddtree.models.dflash import load_drafter
 from ddtree.training.adapter import CHECKPOINT, AdapterTrainer, fit_adapter
 from ddtree.training.config import AdapterTrainingConfig
@@ -40,7 +42,7 @@ def config(**changes) -> AdapterTrainingConfig:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("summary", ["none", "recurrence", "attention"])
+@pytest.mark.parametrize("summary", SUMMARIES)
 def test_the_loss_falls(target, data, drafter_folder, summary):
     drafter = load_drafter(drafter_folder, target.config, "cpu", torch.float32)
     before = {name: tensor.clone() for name, tensor in drafter.named_parameters()}
@@ -60,6 +62,24 @@ def test_training_resumes_and_exports(model, target, data, drafter_folder, tmp_p
     assert served.config.num_candidates == 20
     lines = [json.loads(line) for line in (folder / "training.jsonl").read_text().splitlines()]
     assert {line["scoring"] for line in lines if "scoring" in line} == {"factorised", "conditioned"}
+
+
+def test_grandparents_are_learnt_from_where_an_adapter_without_them_ended(target, data, drafter_folder, tmp_path):
+    drafter = load_drafter(drafter_folder, target.config, "cpu", torch.float32)
+    first = AdapterTrainer(PackedDrafter(drafter, target), data, config())
+    for _ in range(5):
+        first.step(0.0)
+    folder = save_adapter(first.adapter, tmp_path / "first", drafter_folder).parent
+    batch = data.batch(np.random.default_rng(0), 4 * 80)
+    again = AdapterTrainer(first.packed, data, config(summary="grandparent", start=str(folder)))
+    same = AdapterTrainer(first.packed, data, config(start=str(folder)))
+    assert again.loss(batch, 1).item() == pytest.approx(same.loss(batch, 1).item(), abs=1e-6)
+    again.step(0.0)
+    assert again.adapter.older_out.weight.any()
+    with pytest.raises(ValueError, match=r"start: .* another shape \(.*older_depth.*; train with"):
+        AdapterTrainer(first.packed, data, config(start=str(save_adapter(again.adapter, folder, drafter_folder).parent)))
+    with pytest.raises(ValueError, match="candidate_token"):
+        AdapterTrainer(first.packed, data, config(rank=4, summary="grandparent", start=str(folder)))
 
 
 def test_jointly_the_drafter_learns_and_is_exported(target, data, drafter_folder, tmp_path):

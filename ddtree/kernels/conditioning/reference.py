@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from ddtree.kernels.conditioning.weights import LEAST_LOG_PROB, LEAST_REST, AdapterWeights
+from ddtree.kernels.conditioning.weights import LEAST_LOG_PROB, LEAST_REST, AdapterWeights, PathScores
 
 
 def transitions_pooled_reference(
@@ -16,16 +16,27 @@ def transitions_pooled_reference(
     ranking: torch.Tensor,
     strengths: torch.Tensor,
     weights: AdapterWeights,
-) -> torch.Tensor:
+) -> torch.Tensor | PathScores:
     """Same arguments and result as `transitions_pooled`."""
-    roots = root_tokens[:, None, None].expand(-1, 1, token_ids.shape[2])
-    parents = torch.cat([roots, token_ids[:, :-1]], dim=1)
-    hidden = F.silu(F.embedding(parents, weights.parent_table) + places[:, :, None])
-    hidden = hidden + F.silu(F.linear(hidden, weights.mix_weight, weights.mix_bias))
-    out = F.linear(hidden, weights.out_weight, weights.out_bias)
+    rest = torch.log1p(-ranking.exp().sum(dim=-1, keepdim=True).clamp(max=1 - LEAST_REST))
+    scores = torch.cat([ranking, rest], dim=-1)[:, :, None]
+    strengths = strengths[:, None, None, None]
+    scores = scores + strengths * _corrections(0, places, root_tokens, token_ids, log_probs, weights)
+    if len(places) == 1:
+        return scores.log_softmax(dim=-1)[..., :-1].contiguous()
+    older = strengths * _corrections(1, places, root_tokens, token_ids, log_probs, weights)
+    older[:, 0] = 0.0  # depth 1 has no grandparents
+    norms = (scores[:, :, None] + older[:, :, :, None]).logsumexp(dim=-1)
+    return PathScores(scores[..., :-1].contiguous(), older[..., :-1].contiguous(), norms)
+
+
+def _corrections(look, places, root_tokens, token_ids, log_probs, weights: AdapterWeights) -> torch.Tensor:
+    """[B, D, M, M + 1], in nats, of the candidates and everything else below each token `look` + 1 depths above."""
+    above = root_tokens[:, None, None].expand(-1, look + 1, token_ids.shape[2])
+    above = torch.cat([above, token_ids], dim=1)[:, : token_ids.shape[1]]
+    hidden = F.silu(F.embedding(above, weights.parent_tables[look]) + places[look][:, :, None])
+    hidden = hidden + F.silu(F.linear(hidden, weights.mix_weights[look], weights.mix_biases[look]))
+    out = F.linear(hidden, weights.out_weights[look], weights.out_biases[look])
     matches = out[..., :-2] @ F.embedding(token_ids, weights.candidate_table).transpose(-1, -2)
     own = log_probs.clamp(min=LEAST_LOG_PROB)[:, :, None]
-    corrections = torch.cat([matches.float() + out[..., -2:-1].float() * own, out[..., -1:].float()], dim=-1)
-    rest = torch.log1p(-ranking.exp().sum(dim=-1, keepdim=True).clamp(max=1 - LEAST_REST))
-    scores = torch.cat([ranking, rest], dim=-1)[:, :, None] + strengths[:, None, None, None] * corrections
-    return scores.log_softmax(dim=-1)[..., :-1].contiguous()
+    return torch.cat([matches.float() + out[..., -2:-1].float() * own, out[..., -1:].float()], dim=-1)

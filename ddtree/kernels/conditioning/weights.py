@@ -1,4 +1,4 @@
-"""An adapter's weights as the kernels take them."""
+"""An adapter's weights as the kernels take them, and what they make of them."""
 
 from __future__ import annotations
 
@@ -11,21 +11,43 @@ LEAST_LOG_PROB = -40.0  # of a drafter's own, as an input
 
 
 class AdapterWeights(NamedTuple):
-    """One dtype throughout, rows contiguous."""
+    """One dtype throughout, rows contiguous. L looks: 1, at parents alone; 2, at grandparents too."""
 
-    parent_table: torch.Tensor  # [V, H]
+    parent_tables: torch.Tensor  # [L, V, H]
     candidate_table: torch.Tensor  # [V, E]
-    mix_weight: torch.Tensor  # [H, H]
-    mix_bias: torch.Tensor  # [H]
-    out_weight: torch.Tensor  # [E + 2, H]: the query, the weight of the drafter's own log-probabilities, elsewhere
-    out_bias: torch.Tensor  # [E + 2]
+    mix_weights: torch.Tensor  # [L, H, H]
+    mix_biases: torch.Tensor  # [L, H]
+    out_weights: torch.Tensor  # [L, E + 2, H]: the query, the weight of the drafter's own log-probabilities, elsewhere
+    out_biases: torch.Tensor  # [L, E + 2]
 
     def check(self) -> None:
         """Raises ValueError where a shape or dtype does not follow from the tables'."""
-        (vocab_size, size), rank = self.parent_table.shape, self.candidate_table.shape[1]
-        shapes = ((vocab_size, size), (vocab_size, rank), (size, size), (size,), (rank + 2, size), (rank + 2,))
-        dtype = self.parent_table.dtype
+        (looks, vocab_size, size), rank = self.parent_tables.shape, self.candidate_table.shape[1]
+        if looks not in (1, 2):
+            raise ValueError(f"parent_tables must have 1 or 2 looks, got {looks}")
+        square, out = (looks, size, size), (looks, rank + 2, size)
+        shapes = ((looks, vocab_size, size), (vocab_size, rank), square, (looks, size), out, out[:2])
+        dtype = self.parent_tables.dtype
         for name, tensor, shape in zip(self._fields, self, shapes, strict=True):
-            if tuple(tensor.shape) != shape or tensor.dtype != dtype or tensor.stride(-1) != 1:
+            if tuple(tensor.shape) != shape or tensor.dtype != dtype or not tensor.is_contiguous():
                 found = f"{list(tensor.shape)} {tensor.dtype}, strides {list(tensor.stride())}"
                 raise ValueError(f"{name} must be {list(shape)} {dtype}, rows contiguous, got {found}")
+
+
+class PathScores(NamedTuple):
+    """Scores below two tokens, in two tables instead of one of M^3 entries a depth; all float32.
+
+    Candidate c at depth k + 1 below candidate p at depth k and candidate g at depth k - 1 has the log-probability
+    `min(below_parent[b, k, p, c] + below_grandparent[b, k, g, c] - norms[b, k, g, p], 0)`. The root is candidate 0 of depth 0,
+    and of the depth before it.
+    """
+
+    below_parent: torch.Tensor  # [B, D, M, M]; -inf excludes
+    below_grandparent: torch.Tensor  # [B, D, M, M], finite; zero at depth 1
+    norms: torch.Tensor  # [B, D, M, M]
+
+    def rows(self, depth: int, older: torch.Tensor, parents: torch.Tensor) -> torch.Tensor:
+        """Log-probabilities [B, n, M] of the candidates at `depth` (from 1) below n pairs of candidates, each [n] int64."""
+        k = depth - 1
+        scores = self.below_parent[:, k, parents] + self.below_grandparent[:, k, older]
+        return (scores - self.norms[:, k, older, parents][..., None]).clamp(max=0.0)

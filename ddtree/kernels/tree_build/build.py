@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 
+from ddtree.kernels.conditioning.weights import PathScores
 from ddtree.kernels.tree_build.buffers import MAX_CANDIDATES, MAX_DEPTHS, TreeBuffers
 from ddtree.kernels.tree_build.reference import build_ddtree_pooled_reference
 
@@ -14,7 +15,7 @@ from ddtree.kernels.tree_build.reference import build_ddtree_pooled_reference
 def build_ddtree_pooled(
     root_tokens: torch.Tensor,
     token_ids: torch.Tensor,
-    log_probs: torch.Tensor,
+    log_probs: torch.Tensor | PathScores,
     budgets: torch.Tensor,
     num_depths: torch.Tensor,
     max_budget: int,
@@ -31,8 +32,8 @@ def build_ddtree_pooled(
         root_tokens: [B] int64.
         token_ids: [B, D, M] int64.
         log_probs: float32, <= 0. Factorised [B, D, M], each row best first; or conditioned [B, D, M, M], M <= 64: entry
-            [b, k, p, c] of candidate c at depth k + 1 below candidate p at depth k, the root's children in row p = 0. Rows
-            are in no order; the rank of a child is c.
+            [b, k, p, c] of candidate c at depth k + 1 below candidate p at depth k, the root's children in row p = 0; or
+            a `PathScores`, which looks at the grandparent too. Rows are in no order; the rank of a child is c.
         budgets: [B] int32, most drafted nodes; clamped to `max_budget` and to the sequence's rows. 0 is the root alone,
             below 0 is a sequence that has no rows.
         num_depths: [B] int32, how many of the D depths count.
@@ -44,8 +45,10 @@ def build_ddtree_pooled(
     """
     num_sequences, depths, width = token_ids.shape
     _expect("token_ids", token_ids, (num_sequences, depths, width), torch.int64)
-    conditioned = log_probs.ndim == 4
-    _expect("log_probs", log_probs, (*token_ids.shape, width)[: 3 + conditioned], torch.float32)
+    older = isinstance(log_probs, PathScores)
+    conditioned = older or log_probs.ndim == 4
+    for name, tensor in zip(log_probs._fields, log_probs, strict=True) if older else [("log_probs", log_probs)]:
+        _expect(name, tensor, (*token_ids.shape, width)[: 3 + conditioned], torch.float32)
     _expect("root_tokens", root_tokens, (num_sequences,), torch.int64)
     for name, tensor in (("budgets", budgets), ("num_depths", num_depths), ("slots", slots)):
         _expect(name, tensor, (num_sequences,), torch.int32)
@@ -66,8 +69,10 @@ def build_ddtree_pooled(
         from ddtree.kernels.tree_build.triton import build_ddtree_pooled_triton as build
     else:
         build = build_ddtree_pooled_reference
-    before, after = (root_tokens, token_ids, log_probs, budgets, num_depths), (slots, context_lengths)
-    build(*(t.contiguous() for t in before), max_budget, *(t.contiguous() for t in after), trees)
+    log_probs = PathScores(*(table.contiguous() for table in log_probs)) if older else log_probs.contiguous()
+    before, between, after = (root_tokens, token_ids), (budgets, num_depths), (slots, context_lengths)
+    before, between, after = ([t.contiguous() for t in tensors] for tensors in (before, between, after))
+    build(*before, log_probs, *between, max_budget, *after, trees)
     return trees
 
 

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Callable
 
 import torch
 
+from ddtree.kernels.conditioning.weights import PathScores
 from ddtree.kernels.tree_build.buffers import TreeBuffers
 
 UNITS_PER_NAT = 2.0**40
@@ -19,7 +21,7 @@ DEAREST_NATS = 2.0**17  # what a log-probability counts at most
 def build_ddtree_pooled_reference(
     root_tokens: torch.Tensor,
     token_ids: torch.Tensor,
-    log_probs: torch.Tensor,
+    log_probs: torch.Tensor | PathScores,
     budgets: torch.Tensor,
     num_depths: torch.Tensor,
     max_budget: int,
@@ -42,8 +44,11 @@ def build_ddtree_pooled_reference(
         if budget < 0:
             continue
         depths = min(int(num_depths[b]), token_ids.shape[1])
-        if log_probs.ndim == 4:
-            nodes = _best_paths(log_probs[b, :depths], budget)
+        if isinstance(log_probs, PathScores):
+            nodes = _best_paths(_rows_of(log_probs, b), depths, budget)
+        elif log_probs.ndim == 4:
+            table = log_probs[b]
+            nodes = _best_paths(lambda ranks, table=table: table[len(ranks), ranks[-1] if ranks else 0], depths, budget)
         else:
             nodes = _best_prefixes(_costs(log_probs[b, :depths]), budget)
         trees.counts[b] = len(nodes)
@@ -86,15 +91,25 @@ def _cost(log_prob: float) -> int:
     return round(min(-log_prob, DEAREST_NATS) * UNITS_PER_NAT)
 
 
-def _best_paths(log_probs: torch.Tensor, budget: int) -> list[tuple[int, tuple[int, ...]]]:
-    """(cost, ranks) of the root and the best `budget` paths, `log_probs` [D, M, M]: pop the best, push all its children."""
+def _rows_of(scores: PathScores, b: int) -> Callable[[tuple[int, ...]], torch.Tensor]:
+    """The scores [M] of the children of the path `ranks`, in the kernel's order of sums."""
+    sequence = PathScores(*(table[b : b + 1] for table in scores))
+
+    def row(ranks: tuple[int, ...]) -> torch.Tensor:
+        older, parent = (torch.tensor([r], device=sequence.norms.device) for r in (0, 0, *ranks)[-2:])
+        return sequence.rows(len(ranks) + 1, older, parent)[0, 0]
+
+    return row
+
+
+def _best_paths(row_below: Callable, num_depths: int, budget: int) -> list[tuple[int, tuple[int, ...]]]:
+    """(cost, ranks) of the root and the best `budget` paths: pop the best, push all its children, `row_below(ranks)` [M]."""
     found, heap = [], [(0, ())]
     while heap and len(found) <= budget:
         cost, ranks = heapq.heappop(heap)
         found.append((cost, ranks))
-        if len(ranks) < len(log_probs):
-            row = log_probs[len(ranks), ranks[-1] if ranks else 0].tolist()
-            for rank, log_prob in enumerate(row):
+        if len(ranks) < num_depths:
+            for rank, log_prob in enumerate(row_below(ranks).tolist()):
                 if log_prob > -math.inf:
                     heapq.heappush(heap, (cost + _cost(log_prob), (*ranks, rank)))
     return found
