@@ -1,0 +1,105 @@
+"""The batch-invariant mode: what a request says, and how sure the target was of it, to the last bit, alone and in any company."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from ddtree.engine.config import EngineConfig
+from ddtree.engine.loading import load_engine
+from ddtree.engine.pooled import pooled_engine
+from ddtree.models.pooled_target import PooledTarget
+from ddtree.sampling.params import SamplingParams
+from tests.engine.pools import Pair, ask, run_schedule, seeded, tokens
+from tests.models.test_pooled import TARGETS
+
+GPU = torch.cuda.is_available()
+# A hybrid's twins are vectorised over rows of few heads, which a CPU rounds by their place: bits are a GPU's affair there.
+PAIRS = ["llama-cpu"] + [
+    pytest.param(f"{family}-cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not GPU, reason="needs a CUDA device")])
+    for family in ("llama", "hybrid")
+]
+
+
+@pytest.fixture(scope="module", params=PAIRS)
+def pair(request):
+    """A random pair in fp32 on the CPU, in bf16 on a GPU."""
+    family, device = request.param.split("-")
+    pair = Pair(family)
+    if device == "cuda":
+        pair.target, pair.drafter = on_gpu(pair.target), on_gpu(pair.drafter)
+    return pair
+
+
+def on_gpu(model):
+    copied = type(model)(model.config, "cuda", torch.bfloat16)
+    for (_, there), (_, here) in zip(copied.checkpoint_tensors(), model.checkpoint_tensors(), strict=True):
+        there.copy_(here)
+    if hasattr(copied, "finish_loading"):
+        copied.finish_loading()
+    return copied.eval()
+
+
+def requests(logprobs: int | None) -> list:
+    """Greedy and drawn, of several budgets, two of them behind one prompt."""
+    prompts = [tokens(i, 24 + 18 * i) for i in range(5)]
+    prompts.append((*prompts[4][:70], *tokens(9, 10)))
+    each = zip(prompts, (8, 0, 16, 3, 8, 16), (0.0, 0.0, 1.0, 0.7, 1.0, 0.0), strict=True)
+    return [
+        ask(prompt, budget, 70, sampling=SamplingParams(temperature), seed=i, num_logprobs=logprobs)
+        for i, (prompt, budget, temperature) in enumerate(each)
+    ]
+
+
+def plain_and_alone(pair: Pair, wanted: list) -> list:
+    """Of an engine that drafts nothing, remembers nothing and prefills at once."""
+    config = EngineConfig(max_context=512, prefill_chunk=512, batch_invariant=True)
+    engine = pooled_engine(pair.target, None, config)
+    return [engine.generate(replace(each, tree_budget=0, cache_salt=None)) for each in wanted]
+
+
+class Listener:
+    """An engine's `step`, with the log-probabilities of every token kept."""
+
+    def __init__(self, engine) -> None:
+        self.logprobs, self.step = {}, engine.step
+        engine.step = self
+
+    def __call__(self):
+        emissions = self.step()
+        for emission in emissions:
+            self.logprobs.setdefault(emission.request_id, []).extend(emission.logprobs)
+        return emissions
+
+
+@pytest.mark.parametrize(
+    "logprobs", [pytest.param(None, marks=pytest.mark.long, id="on the device"), pytest.param(3, id="with the host")]
+)
+def test_company_budgets_chunks_and_preemption_change_no_bit(pair, logprobs):
+    wanted = requests(logprobs)
+    expected = plain_and_alone(pair, wanted)
+    few_pages = {"num_tokens": 200, "max_context": 228, "max_running": 5, "prefix_bytes": 0}
+    engine = pair.engine(prefill_chunk=40, batch_invariant=True, **few_pages)
+    listener = Listener(engine)
+    courses = run_schedule(engine, wanted, seeded(0), join_share=1.0)
+    for number, (course, alone) in enumerate(zip(courses, expected, strict=True)):
+        assert tuple(course.token_ids) == alone.token_ids, f"request {number}"
+        assert listener.logprobs[number] == list(alone.logprobs), f"request {number}"
+    assert sum(course.stats.preemptions for course in courses) > 0
+    engine = pair.engine(prefill_chunk=23, batch_invariant=True)
+    again = run_schedule(engine, wanted[::-1], seeded(4), join_share=1.0)[::-1]
+    assert [tuple(course.token_ids) for course in again] == [alone.token_ids for alone in expected]
+    assert sum(course.stats.cached_tokens for course in again) > 0
+
+
+def test_a_cpu_engine_says_why_it_has_no_such_mode(tmp_path):
+    with pytest.raises(ValueError, match="batch_invariant is for the engine of a GPU, this one runs on cpu: leave it out"):
+        load_engine(tmp_path, device="cpu", batch_invariant=True)
+
+
+def test_experts_are_refused(pair):
+    pooled = pair.engine().target.state
+    with pytest.raises(ValueError, match="batch_invariant is for targets without experts"):
+        PooledTarget(TARGETS["Qwen3MoeForCausalLM"], (), pooled.table, 8, 16, batch_invariant=True)
