@@ -36,10 +36,10 @@ def main() -> int:
     args = parse()
     if args.threads:
         torch.set_num_threads(args.threads)
-    engines, tokenizer, started_s = load(args)
+    engine, tokenizer, started_s = load(args)
     prompts = choose_prompts(args.prompts, args.sets, args.limit)
     configs = list(dict.fromkeys([PLAIN, *args.budgets, AUTO]))
-    runs, skipped = measure(engines, tokenizer, prompts, configs, args)
+    runs, skipped = measure(engine, tokenizer, prompts, configs, args)
     sets = {name: judge({p: r for p, r in runs.items() if r["set"] == name}, configs) for name in dict.fromkeys(p["set"] for p in prompts)}
     sets = {name: row for name, row in sets.items() if row}
     result = {
@@ -48,12 +48,12 @@ def main() -> int:
         "settings": {name: str(value) for name, value in vars(args).items() if name not in ("out", "prompts")},
         "answers_skipped": skipped,
         "answers_that_differ_from_plain": [[p, c] for p, row in runs.items() for c in configs if c in row["differs"]],
-        "cost_model": engines[AUTO].auto.cost.as_json() if hasattr(engines[AUTO].auto, "cost") else engines[AUTO].auto.describe(),
+        "cost_model": engine.auto.cost.as_json() if hasattr(engine.auto, "cost") else engine.auto.describe(),
         "start_s": started_s,
-        "device": torch.cuda.get_device_name() if engines[AUTO].target.device.type == "cuda" else cpu_name(),
+        "device": torch.cuda.get_device_name() if engine.target.device.type == "cuda" else cpu_name(),
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
-        "dtype": str(engines[AUTO].target.model.dtype).removeprefix("torch."),
+        "dtype": str(engine.target.model.dtype).removeprefix("torch."),
         "peak_resident_bytes": resident_bytes(),
         "command": "python -m benchmarks.auto " + " ".join(sys.argv[1:]).replace(str(Path.home()), "~"),
     }
@@ -87,8 +87,7 @@ def parse() -> argparse.Namespace:
 
 
 def load(args):
-    """Engines by configuration, sharing one set of weights; the tokenizer; seconds to load and to measure."""
-    from ddtree.bench.chain import chain_engine
+    """The engine; the tokenizer; seconds to load and to measure."""
     from ddtree.cli.loaded import acceptance_of
     from ddtree.engine.loading import load_engine
     from ddtree.engine.measure import start_auto
@@ -101,7 +100,7 @@ def load(args):
     loaded = time.perf_counter()
     start_auto(engine, acceptance_of(source.drafter, engine), limit_s=args.measure_s)
     seconds = {"load": round(loaded - begun, 2), "measure": round(time.perf_counter() - loaded, 2)}
-    return defaultdict(lambda: engine, {CHAIN: chain_engine(engine)}), Tokenizer.load(source.target), seconds
+    return engine, Tokenizer.load(source.target), seconds
 
 
 def choose_prompts(folder: Path, sets: list[str] | None, limit: int) -> list[dict]:
@@ -113,7 +112,7 @@ def choose_prompts(folder: Path, sets: list[str] | None, limit: int) -> list[dic
     return [row[i] for i in range(limit) for row in by_set.values() if i < len(row)]
 
 
-def measure(engines, tokenizer, prompts: list[dict], configs: list[str], args) -> tuple[dict, list[str]]:
+def measure(engine, tokenizer, prompts: list[dict], configs: list[str], args) -> tuple[dict, list[str]]:
     """Tokens and seconds by prompt and configuration: runs[id] = {"set", config: [tokens, seconds, nodes, rounds], "differs"}."""
     runs, skipped = {}, []
     for number, prompt in enumerate([*prompts[:2], *prompts]):
@@ -123,7 +122,7 @@ def measure(engines, tokenizer, prompts: list[dict], configs: list[str], args) -
             order = configs[(number + repeat) % len(configs) :] + configs[: (number + repeat) % len(configs)]
             written = {}
             for config in order if (number + repeat) % 2 else order[::-1]:
-                token_ids, stats = answer(engines[config], tokenizer, prompt["text"], config, args)
+                token_ids, stats = answer(engine, tokenizer, prompt["text"], config, args)
                 written[config] = token_ids
                 row[config] += [stats.output_tokens - 1, stats.decode_s, stats.nodes_verified, stats.decode_rounds]
             plain = written[PLAIN]
@@ -147,11 +146,13 @@ def answer(engine, tokenizer, text: str, config: str, args):
     rendered = render_chat(tokenizer, [{"role": "user", "content": text}])
     prompt = tuple(tokenizer.encode(rendered, add_special_tokens=False))
     config, _, without = config.partition(":")
-    budget = AUTO if config == AUTO else engine.block_size - 1 if config == CHAIN else int(config)
+    chain = config == CHAIN
+    budget = AUTO if config == AUTO else engine.block_size - 1 if chain else int(config)
     sampling = SamplingParams(temperature=args.temperature, top_p=args.top_p)
     eos = frozenset(tokenizer.eos_token_ids)
     emission = engine.generate(Request(
-        prompt, args.max_tokens, sampling, SEED, tree_budget=budget, eos_token_ids=eos, scoring="factorised" if without else None
+        prompt, args.max_tokens, sampling, SEED, tree_budget=budget, eos_token_ids=eos, scoring="factorised" if without else None,
+        chain=chain,
     ))
     return emission.token_ids, emission.stats
 

@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ddtree.bench.chain import chain_engine
-from ddtree.bench.output import AUTO, CHAIN, FACTORISED, PLAIN, Output
+from ddtree.bench.output import AUTO, CHAIN, PLAIN, Output, scoring_of
 from ddtree.bench.ties import near_tie
 from ddtree.bench.workloads import Item, Prompt, answer_all
 from ddtree.engine.engine import Engine
@@ -53,7 +52,6 @@ class Offline:
 
     def __init__(self, engine: Engine, text, settings: Settings):
         self.engine, self.text, self.settings = engine, text, settings
-        self._chain = chain_engine(engine) if CHAIN in settings.configs else None
 
     def inspect(self, prompts: Sequence[Prompt], say: Callable[[str], None]) -> tuple[list[Item], dict]:
         """Run every configuration on every turn once: the items, and `answers[item id][configuration]`. Also the warm-up."""
@@ -74,8 +72,7 @@ class Offline:
 
     def run(self, item: Item, config: str) -> Output:
         """One request, alone on the engine; the clock reads each emission as it comes."""
-        engine = self._chain if config == CHAIN else self.engine
-        request = self.request(item, config)
+        engine, request = self.engine, self.request(item, config)
         started = time.perf_counter()
         request_id = engine.add(request)
         token_ids: list[int] = []
@@ -94,8 +91,8 @@ class Offline:
     def request(self, item: Item, config: str) -> Request:
         """The request of one item under one configuration."""
         settings = self.settings
-        config, scoring = (config.removesuffix(FACTORISED), "factorised") if config.endswith(FACTORISED) else (config, None)
-        budget = self.engine.block_size - 1 if config == CHAIN else config if config == AUTO else int(config)
+        name, scoring = scoring_of(config)
+        budget = self.engine.block_size - 1 if name == CHAIN else name if name == AUTO else int(name)
         return Request(
             prompt_token_ids=self.text.encode(item.as_messages()),
             max_tokens=settings.max_tokens,
@@ -103,6 +100,7 @@ class Offline:
             seed=settings.seed,
             tree_budget=budget,
             scoring=scoring,
+            chain=name == CHAIN,
             eos_token_ids=frozenset() if settings.ignore_eos else self.text.eos_token_ids,
         )
 
@@ -130,7 +128,7 @@ class Offline:
             prompt_tokens=len(request.prompt_token_ids),
             output_tokens=stats.output_tokens,
             finish_reason=emission.finish_reason,
-            mode="chain" if config == CHAIN and stats.mode == "ddtree" else stats.mode,
+            mode=stats.mode,
             reason=stats.reason,
             tree_budget=stats.tree_budget,
             decode_rounds=stats.decode_rounds,

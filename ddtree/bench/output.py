@@ -11,12 +11,18 @@ FACTORISED = ":factorised"  # after a budget: the drafter's own scores, though t
 AUTO = "auto"  # the budget chosen each round by cost
 
 
+def scoring_of(config: str) -> tuple[str, str | None]:
+    """A configuration's name without its scoring, and the scoring: None for the model's own."""
+    name, _, without = config.partition(":")
+    return name, "factorised" if without else None
+
+
 @dataclass(frozen=True)
 class Output:
     """One configuration's answer to one item. Times in seconds."""
 
     item_id: str
-    config: str  # "0", "chain", or a tree budget as text
+    config: str  # "0", "chain", "auto", or a tree budget as text; FACTORISED may follow
     token_ids: tuple[int, ...]
     text: str
     prompt_tokens: int

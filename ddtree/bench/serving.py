@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from ddtree.bench.offline import Settings
-from ddtree.bench.output import AUTO, CHAIN, FACTORISED, PLAIN, Output
+from ddtree.bench.output import AUTO, CHAIN, FACTORISED, PLAIN, Output, scoring_of
 from ddtree.bench.validity import SHORTEST
 from ddtree.bench.workloads import Item, Prompt, answer_all
 from ddtree.client import HttpNoise, ServerClient
@@ -36,7 +36,7 @@ class Serving:
         api_key: str | None = None,
         transport=None,
     ):
-        if CHAIN in settings.configs:
+        if any(scoring_of(config)[0] == CHAIN for config in settings.configs):
             raise ValueError(f"--budgets chain: {NO_CHAIN}; leave it out with --url")
         self.url, self.settings, self.rate = url.rstrip("/").removesuffix("/v1"), settings, rate
         # Arrivals without a limit are an open loop; without arrivals one request at a time.

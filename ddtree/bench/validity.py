@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
-from ddtree.bench.output import AUTO, PLAIN, Output
+from ddtree.bench.output import AUTO, CHAIN, PLAIN, Output, scoring_of
 
 SHORTEST = 16  # tokens
 LOOP_WINDOW = 48  # tokens at the end that are looked at
@@ -101,7 +101,10 @@ def fallback_of(output: Output) -> str | None:
         return f"mode {output.mode}: {output.reason or 'no reason given'}"
     if output.reason:
         return output.reason
-    if output.config.isdigit() and output.tree_budget != int(output.config):
+    name, _ = scoring_of(output.config)
+    if name == CHAIN and output.mode != "chain":
+        return f"mode {output.mode} where a chain was asked for"
+    if name.isdigit() and output.tree_budget != int(name):
         return f"tree budget {output.tree_budget} was in force"
     # The last round of a request has nothing left to draft for.
     if output.decode_rounds > 1 and not output.nodes_verified:

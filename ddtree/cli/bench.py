@@ -98,8 +98,12 @@ def _configuration(name: str) -> str:
 
     if name.endswith(FACTORISED):
         budget = name.removesuffix(FACTORISED)
-        return (budget if budget == "auto" else str(whole(1)(budget))) + FACTORISED
+        return (budget if budget in NAMED else str(whole(1)(budget))) + FACTORISED
     return name if name in NAMED else str(whole(0)(name))
+
+
+def _is_chain(name: str) -> bool:
+    return name.partition(":")[0] == "chain"
 
 
 def positive(text: str) -> float:
@@ -169,7 +173,7 @@ def _served(args: argparse.Namespace) -> dict:
     from ddtree.bench.serving import NO_CHAIN, Serving
 
     prompts = _prompts(args)
-    if "chain" in args.budgets:
+    if any(map(_is_chain, args.budgets)):
         say(f"chain is left out: {NO_CHAIN}")
     settings = _settings(args, chain=False)
     serving = Serving(args.url, settings, args.concurrency, args.rate, os.environ.get("DDTREE_API_KEY"))
@@ -200,7 +204,7 @@ def _settings(args: argparse.Namespace, chain: bool):
     from ddtree.sampling.params import SamplingParams
 
     return Settings(
-        configs=tuple(name for name in args.budgets if chain or name != "chain"),
+        configs=tuple(name for name in args.budgets if chain or not _is_chain(name)),
         max_tokens=args.max_tokens,
         sampling=SamplingParams(temperature=args.temperature),
         seed=args.seed,

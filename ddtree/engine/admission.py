@@ -30,6 +30,8 @@ def check(request: Request, config: EngineConfig, vocab_size: int, has_auto: boo
         raise ValueError(f'tree_budget must be an integer or "auto", got {request.tree_budget!r}')
     elif request.tree_budget < 0:
         raise ValueError(f"tree_budget must be >= 0, got {request.tree_budget}")
+    if request.chain and request.tree_budget == AUTO:
+        raise ValueError('chain needs a tree_budget that is a number of nodes, got "auto": give block_size - 1, its longest')
     if request.scoring not in SCORINGS:
         raise ValueError(f"scoring must be factorised or conditioned, got {request.scoring!r}")
     if request.scoring == "conditioned" and not has_adapter:
@@ -54,4 +56,6 @@ def effective_budget(request: Request, config: EngineConfig, block_size: int | N
         return AUTO, None
     if request.tree_budget > limit:
         return limit, f"tree_budget {request.tree_budget} was clamped to this server's maximum, {limit}"
+    if request.chain and request.tree_budget >= block_size:
+        return block_size - 1, f"tree_budget {request.tree_budget} was clamped to {block_size - 1}, the depths of a block: so long is a chain"
     return request.tree_budget, None

@@ -12,7 +12,7 @@ from ddtree.engine.finish import Finish, scan
 from ddtree.engine.sequence import Sequence
 from ddtree.engine.stats import StageClock
 from ddtree.tree.accept import Acceptance, accept
-from ddtree.tree.build import build_ddtree
+from ddtree.tree.build import build_chain, build_ddtree
 from ddtree.tree.draft_tree import DraftTree
 
 
@@ -78,7 +78,8 @@ def grow(sequence: Sequence, candidates) -> DraftTree:
     """The sequence's tree for this round; the root alone where nothing was drafted."""
     if candidates is None:
         return DraftTree.root_only(sequence.root_token)
-    return sequence.prune(build_ddtree(sequence.root_token, candidates, sequence.build_budget))
+    build = build_chain if sequence.request.chain else build_ddtree
+    return sequence.prune(build(sequence.root_token, candidates, sequence.build_budget))
 
 
 def contained(sequence: Sequence, tree: DraftTree, acceptance: Acceptance) -> Round:

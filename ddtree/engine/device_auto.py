@@ -163,6 +163,8 @@ class DeviceAuto:
 
     def timed(self, shape: RoundShape, seconds: float) -> None:
         """A round of this shape took so long on the device: what it costs now, contexts being what they are."""
+        if shape.chain:
+            return  # not among what is chosen from
         rung = int(np.searchsorted(self.ladder, shape.max_budget))
         for conditioned in (False, True):  # a plain round costs the same in both
             costs = self.costs.get((shape.num_sequences, shape.sampled, conditioned))

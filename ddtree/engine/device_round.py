@@ -18,7 +18,12 @@ from ddtree.engine.stats import STAGES
 from ddtree.kernels.fused import argmax
 from ddtree.kernels.sample import choose_pooled, streams_pooled
 from ddtree.kernels.tree_accept import accept_pooled
-from ddtree.kernels.tree_build import TreeBuffers, build_ddtree_pooled, top_candidates_pooled
+from ddtree.kernels.tree_build import (
+    TreeBuffers,
+    best_path_pooled,
+    build_ddtree_pooled,
+    top_candidates_pooled,
+)
 from ddtree.sampling.choose import LEAST_TEMPERATURE, RANK_LOGITS
 from ddtree.tree.accept import Acceptance
 from ddtree.tree.draft_tree import DraftTree
@@ -33,6 +38,7 @@ class RoundShape:
     sampled: bool = False  # whether any sequence draws; greedy alone needs no noise
     conditioned: bool = False  # whether trees are ranked with the adapter's scores
     absorbs: bool = True  # whether the drafter's context follows; plain requests do without
+    chain: bool = False  # whether trees do without branching
 
     @property
     def rows_each(self) -> int:
@@ -78,7 +84,8 @@ class DeviceRound:
         self.num_depths = torch.full((count,), self.num_slots - 1, dtype=torch.int32, device=device)
         self.path_rows = self.num_slots if shape.max_budget else 1
         if shape.max_budget:
-            self.trees = TreeBuffers(count, shape.max_budget, device, num_candidates=self.num_candidates)
+            num = 0 if shape.chain else self.num_candidates  # a chain's path is chosen before it is built
+            self.trees = TreeBuffers(count, shape.max_budget, device, num_candidates=num)
         self.report = torch.zeros(count, report_width(self.path_rows, shape.rows_each), dtype=torch.int64, device=device)
         self.live_slots, self.live_budgets = self.slots, self.budgets
         self.num_real = 0  # sequences that take part; the others are padding
@@ -128,9 +135,10 @@ class DeviceRound:
         mark(5)
 
     def draft(self, roots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The best tokens of each depth: ids [B, K - 1, M] and log-probabilities alike, or [B, K - 1, M, M] below each parent."""
+        """The best tokens of each depth: ids [B, K - 1, M] and log-probabilities alike, or [B, K - 1, M, M] below each parent;
+        of a chain M = 1."""
         states, logits = self.state.drafter.draft(roots, self.live_slots, self.num_slots)
-        num = self.num_candidates or min(self.shape.max_budget, logits.shape[-1])
+        num = self.num_candidates or (1 if self.shape.chain else min(self.shape.max_budget, logits.shape[-1]))
         streams = temperatures = None
         if self.shape.sampled:
             depths = torch.arange(1, self.num_slots, device=roots.device)
@@ -139,6 +147,8 @@ class DeviceRound:
         token_ids, log_probs = token_ids.view(len(roots), -1, num), log_probs.view(len(roots), -1, num)
         if self.num_candidates:
             log_probs = self.condition(roots, states, logits, token_ids, log_probs)
+            if self.shape.chain:
+                token_ids, log_probs = best_path_pooled(token_ids, log_probs)
         return token_ids, log_probs
 
     def condition(self, roots, states, logits, token_ids, ranking) -> torch.Tensor:

@@ -59,6 +59,8 @@ class DeviceRounds:
     def takes(self, sequences: SequenceOf[Sequence], ahead: int = 0) -> bool:
         """Whether a round of these, `ahead` tokens from now, needs nothing of the host."""
         fitting = all(suits(s) and self._within_drafter(s, ahead) for s in sequences) and self._fits(sequences)
+        if len({s.request.chain for s in sequences if s.drafts}) > 1:
+            return False  # a captured round builds chains or trees
         # Scores that sum paths up are asked for level by level.
         return fitting and (self._scores_pairs or not any(s.conditioned and s.tree_budget for s in sequences))
 
@@ -138,13 +140,16 @@ class DeviceRounds:
 
     def shape_of(self, sequences: SequenceOf[Sequence]) -> RoundShape:
         """The least captured shape that holds a round of these."""
-        budget = bucket_of(max(budget_of(s) for s in sequences), BUDGETS)
+        most, drafting = max(budget_of(s) for s in sequences), [s for s in sequences if budget_of(s)]
+        chain = any(s.request.chain for s in drafting)
+        budget = most if chain else bucket_of(most, BUDGETS)  # a chain has few lengths: captured as long as it is
         return RoundShape(
             num_sequences=bucket_of(len(sequences), BATCHES),
             max_budget=budget,
             sampled=any(not s.request.sampling.greedy for s in sequences),
             conditioned=budget > 0 and all(s.conditioned for s in sequences if s.tree_budget),
             absorbs=any(s.drafts for s in sequences),
+            chain=chain,
         )
 
     def _within_drafter(self, sequence: Sequence, ahead: int) -> bool:

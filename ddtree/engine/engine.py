@@ -110,7 +110,7 @@ class Engine:
         sequence = Sequence(next(self._ids), request, tree_budget=self.config.max_tree_budget if budget == AUTO else budget)
         stats = sequence.stats
         stats.tree_budget, stats.block_size, stats.reason = budget, self.block_size, reason
-        stats.mode = "ddtree" if budget and budget != AUTO else "target_only"
+        stats.mode = "target_only" if not budget or budget == AUTO else "chain" if request.chain else "ddtree"
         stats.scoring = (request.scoring or self.scoring) if budget else None
         sequence.conditioned = stats.scoring == "conditioned"
         self.scheduler.queue(sequence)

@@ -63,6 +63,7 @@ class Request:
     choice_index: int = 0
     tree_budget: TreeBudget = 0
     scoring: Scoring | None = None  # None: conditioned where there is an adapter
+    chain: bool = False  # draft trees without branching, to compare trees with
     eos_token_ids: frozenset[int] = frozenset()  # empty under ignore_eos
     stop_token_ids: frozenset[int] = frozenset()
     watcher: TokenWatcher | None = None
