@@ -88,7 +88,7 @@ def parse() -> argparse.Namespace:
 
 def load(args):
     """The engine; the tokenizer; seconds to load and to measure."""
-    from ddtree.cli.loaded import acceptance_of
+    from ddtree.cli.loaded import acceptance_of, card_of
     from ddtree.engine.loading import load_engine
     from ddtree.engine.measure import start_auto
     from ddtree.sources import resolve
@@ -98,7 +98,7 @@ def load(args):
     source = resolve(args.model, args.drafter)
     engine = load_engine(source.target, source.drafter, device=args.device, dtype=args.dtype, max_context=args.max_context)
     loaded = time.perf_counter()
-    start_auto(engine, acceptance_of(source.drafter, engine), limit_s=args.measure_s)
+    start_auto(engine, acceptance_of(source.drafter, engine), limit_s=args.measure_s, drafter_card=card_of(source.drafter))
     seconds = {"load": round(loaded - begun, 2), "measure": round(time.perf_counter() - loaded, 2)}
     return engine, Tokenizer.load(source.target), seconds
 

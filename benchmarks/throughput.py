@@ -131,12 +131,15 @@ def main() -> int:
     args = parser.parse_args()
     if not args.shapes and not (args.target and args.drafter and args.prompts):
         parser.error("give --shapes, or --target, --drafter and --prompts")
+    from ddtree.cli.loaded import acceptance_of, card_of
     from ddtree.engine.measure import start_auto
 
     begun = time.perf_counter()
     engine = make_engine(args)
-    card = {"0.0": {"4": 2.5, "16": 3.3, "64": 4.2}}
-    start_auto(engine, card)
+    if args.shapes:
+        start_auto(engine, {"0.0": {"4": 2.5, "16": 3.3, "64": 4.2}})
+    else:
+        start_auto(engine, acceptance_of(args.drafter, engine), drafter_card=card_of(args.drafter))
     prompts, modes = prompts_of(args, engine), [0, *args.budgets, "auto"]
     result = {
         "card": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",

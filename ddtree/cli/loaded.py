@@ -129,7 +129,8 @@ def start(source: Source, engine, say: Callable[[str], None], limit_s: float = 8
 
     say("looking up, or measuring, what rounds cost here")
     names = {"model": str(source.target), "drafter": str(source.drafter)}
-    auto = start_auto(engine, acceptance_of(source.drafter, engine), CostStore(cache_dir() / "costs"), names, limit_s)
+    store, card = CostStore(cache_dir() / "costs"), acceptance_of(source.drafter, engine)
+    auto = start_auto(engine, card, store, names, limit_s, card_of(source.drafter))
     say(auto.describe())
 
 

@@ -31,6 +31,7 @@ def record(sequence: Sequence, each: Round, clock: StageClock, elapsed: float) -
 def traced(sequence: Sequence, each: Round, clock: StageClock, elapsed: float) -> RoundTrace:
     """The round as a trace, once it is booked and committed."""
     context_length = sequence.context_length - each.kept.acceptance_length
+    scoring = each.scoring or sequence.stats.scoring
     return RoundTrace(
-        sequence.stats.decode_rounds, context_length, sequence.stats.scoring, each.tree, each.acceptance, dict(clock.seconds), elapsed
+        sequence.stats.decode_rounds, context_length, scoring, each.tree, each.acceptance, dict(clock.seconds), elapsed
     )

@@ -30,6 +30,8 @@ STICKING = 1.02  # a change must promise 2 % more: launching another shape costs
 PROBE_EVERY = 64  # plain rounds between looks at whether drafting would pay again
 MOST_HEARD = 8  # trees that are learnt from per round
 TIMED = 7  # replays per shape
+SPARING = 8  # sequences in a batch from which on the adapter may be left out: its scores cost a sequence's share each
+COMPARED = 8  # tree budget at which the adapter's share of such a round is measured
 COST_MEMORY = 0.9  # of a shape's time, per round of it
 
 
@@ -62,14 +64,19 @@ class Belief:
 class DeviceAuto:
     """Plans the rounds of the sequences that leave their budget to the engine. Same methods as `AutoBudget`."""
 
-    def __init__(self, rounds: DeviceRounds, card: Card, block_size: int, max_budget: int) -> None:
-        self.rounds, self.card, self.block_size = rounds, card, block_size
+    def __init__(
+        self, rounds: DeviceRounds, card: Card, block_size: int, max_budget: int, drafter_card: Card | None = None
+    ) -> None:
+        """`card` as `start_auto` takes it; `drafter_card` says what the drafter reaches without the adapter, if it has one."""
+        self.rounds, self.block_size = rounds, block_size
+        self.cards = {True: card, False: drafter_card or card}
         self.ladder = np.array([budget for budget in LADDER if budget <= max_budget])
         # Milliseconds at each budget of the ladder, by batch, sampling and scoring.
         self.costs: dict[tuple[int, bool, bool], np.ndarray] = {}
         self.regimes: dict[tuple[bool, bool], Belief] = {}  # by greedy and conditioned
         self.chosen = 0
         self.turn = 0
+        self.sparing = False  # whether the adapter was left out of the last large batch's rounds
 
     def describe(self) -> str:
         """What a round costs, in one line."""
@@ -82,30 +89,77 @@ class DeviceAuto:
         self.costs_of(1, True)
         for count in BATCHES[: BATCHES.index(bucket_of(max_running, BATCHES)) + 1]:
             self.costs_of(count, False)
+            if count >= SPARING and self.rounds.state.conditioning is not None:
+                self.costs_of(count, False, False)
 
     def costs_of(self, num_sequences: int, sampled: bool, conditioned: bool | None = None) -> np.ndarray:
         """Milliseconds of a round at each budget that fits; measured when first asked for. `conditioned` None: if it can be."""
         conditioned = self.rounds.state.conditioning is not None if conditioned is None else conditioned
         key = (bucket_of(num_sequences, BATCHES), sampled, conditioned)
         if key not in self.costs:
-            fitting = [b for b in self.ladder.tolist() if key[0] * (1 + b) <= max(self.rounds.state.max_rows, key[0])]
-            self.costs[key] = np.array([self._time(RoundShape(key[0], budget, sampled, conditioned and budget > 0)) for budget in fitting])
+            scored = self.costs.get((*key[:2], True))
+            if not conditioned and key[0] >= SPARING and scored is not None:
+                # The adapter costs about the same at every budget, and a capture takes its time.
+                rung = min(int(np.searchsorted(self.ladder, COMPARED)), len(scored) - 1)
+                share = scored[rung] - self._time(RoundShape(key[0], int(self.ladder[rung]), sampled))
+                self.costs[key] = np.where(self.ladder[: len(scored)] > 0, np.maximum(scored - share, scored[0]), scored)
+            else:
+                fitting = [b for b in self.ladder.tolist() if key[0] * (1 + b) <= max(self.rounds.state.max_rows, key[0])]
+                self.costs[key] = np.array([self._time(RoundShape(key[0], b, sampled, conditioned and b > 0)) for b in fitting])
         return self.costs[key]
 
     def open(self, sequence: Sequence) -> None:
         """Give a new sequence what is known so far."""
-        kind = (sequence.request.sampling.greedy, sequence.conditioned)
+        sequence.spared = sequence.conditioned and self.sparing
+        sequence.auto = replace(self._regime(sequence, sequence.conditioned and not sequence.spared), num_plain=0)
+
+    def _regime(self, sequence: Sequence, scored: bool) -> Belief:
+        """What is known of all requests of its kind whose trees are ranked so."""
+        kind = (sequence.request.sampling.greedy, scored)
         if kind not in self.regimes:
-            row = row_for(self.card, sequence.request.sampling.temperature)
+            row = row_for(self.cards[scored], sequence.request.sampling.temperature)
             promised = np.array([acceptance_at(row, budget) - 1 for budget in self.ladder])
             self.regimes[kind] = Belief(promised, promised[-1], promised[-1], wanted=int(self.ladder[-1]))
-        sequence.auto = replace(self.regimes[kind], num_plain=0)
+        return self.regimes[kind]
+
+    def _choose_scoring(self, sequences: SequenceOf[Sequence]) -> None:
+        """Leave the adapter out of a large batch's rounds while its scores cost more than they bring. A belief follows by what
+        trees of the one kind promise on average over those of the other."""
+        drafting = [s for s in sequences if s.drafts]
+        if len(sequences) >= SPARING and all(s.auto is not None and s.conditioned for s in drafting) and drafting:
+            rates = {sparing: self._rate(sequences, drafting, sparing) for sparing in (False, True)}
+            if rates[not self.sparing] > STICKING * rates[self.sparing]:
+                self.sparing = not self.sparing
+            sparing = self.sparing
+        else:
+            sparing = False
+        for sequence in drafting:
+            if sequence.auto is not None and sequence.spared != sparing and sequence.conditioned:
+                sequence.auto.promised = self._promised(sequence, sparing)
+                sequence.spared = sparing
+
+    def _rate(self, sequences: SequenceOf[Sequence], drafting: list[Sequence], sparing: bool) -> float:
+        """Tokens per millisecond of the whole batch at the best budget, with the adapter or without."""
+        sampled = any(not s.request.sampling.greedy for s in sequences)
+        costs = self.costs_of(len(sequences), sampled, not sparing)
+        beliefs = [replace(s.auto, promised=self._promised(s, sparing)) for s in drafting]
+        tokens = sum(belief.tokens(self.block_size)[: len(costs)] for belief in beliefs) + len(sequences) - len(drafting)
+        return float((tokens / costs).max())
+
+    def _promised(self, sequence: Sequence, sparing: bool) -> np.ndarray:
+        """What a sequence's trees would promise, were they ranked with the adapter or without."""
+        promised = sequence.auto.promised
+        if sequence.spared == sparing:
+            return promised
+        seen, asked = (self._regime(sequence, not spared).promised for spared in (sequence.spared, sparing))
+        return promised * np.clip(asked / np.maximum(seen, 1e-6), 0.5, 2.0)
 
     def plan(self, sequences: SequenceOf[Sequence]) -> None:
-        """One budget for all that ask, the one of most tokens per second of the whole batch."""
+        """One budget for all that ask, the one of most tokens per second of the whole batch; and the scoring of a large one."""
         asking = [sequence for sequence in sequences if sequence.auto is not None]
         if not asking:
             return
+        self._choose_scoring(sequences)
         costs = self._costs_for(sequences)
         tokens = sum(sequence.auto.tokens(self.block_size)[: len(costs)] for sequence in asking)
         fixed = [sequence for sequence in sequences if sequence.auto is None]
@@ -139,8 +193,8 @@ class DeviceAuto:
         """After a round with the host in between."""
         self.observe([(s, each.tree, each.acceptance) for s, each in zip(sequences, rounds, strict=True)])
 
-    def observe(self, results: list[tuple[Sequence, DraftTree | None, Acceptance]]) -> None:
-        """What a round's trees promised and what was accepted."""
+    def observe(self, results: list[tuple[Sequence, DraftTree | None, Acceptance]], scored: bool | None = None) -> None:
+        """What a round's trees promised and what was accepted; `scored`: whether with the adapter, None: as planned."""
         costs = self._costs_for([sequence for sequence, _, _ in results])
         # With many sequences a tree of each tells more than the host has time to hear: some in turn are enough.
         stride = max(1, len(results) // MOST_HEARD)
@@ -156,9 +210,10 @@ class DeviceAuto:
             stats.predicted_s += costs[rung] / 1000
             stats.predicted_plain_s += predicted * costs[0] / 1000
             belief.num_plain = 0 if num_drafted else belief.num_plain + 1
-            if num_drafted and place % stride == self.turn:
+            planned = sequence.conditioned and not sequence.spared
+            if num_drafted and place % stride == self.turn and scored in (None, planned):
                 promised, expected = promises(tree, self.ladder)
-                for each, memory in ((belief, MEMORY), (self.regimes[sequence.request.sampling.greedy, sequence.conditioned], ENGINE_MEMORY)):
+                for each, memory in ((belief, MEMORY), (self._regime(sequence, planned), ENGINE_MEMORY)):
                     each.learn(promised, acceptance.acceptance_length - 1, expected, memory)
 
     def timed(self, shape: RoundShape, seconds: float) -> None:
@@ -175,7 +230,7 @@ class DeviceAuto:
     def _costs_for(self, sequences: SequenceOf[Sequence]) -> np.ndarray:
         sampled = any(not s.request.sampling.greedy for s in sequences)
         drafting = [s for s in sequences if s.drafts]
-        return self.costs_of(len(sequences), sampled, bool(drafting) and all(s.conditioned for s in drafting))
+        return self.costs_of(len(sequences), sampled, bool(drafting) and all(s.conditioned and not s.spared for s in drafting))
 
     def _time(self, shape: RoundShape) -> float:
         """Median milliseconds of a captured round on the device, all of its rows real, over the dummy slot."""

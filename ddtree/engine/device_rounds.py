@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from collections import deque
 from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ from ddtree.engine.graphs import bucket_of
 from ddtree.engine.pooled_state import PooledState
 from ddtree.engine.sequence import Sequence
 from ddtree.engine.stats import StageClock
+from ddtree.models.adapter import PAIRWISE
 from ddtree.tree.accept import Acceptance
 from ddtree.tree.draft_tree import DraftTree
 
@@ -61,7 +63,7 @@ class DeviceRounds:
         fitting = all(suits(s) and self._within_drafter(s, ahead) for s in sequences) and self._fits(sequences)
         if len({s.request.chain for s in sequences if s.drafts}) > 1:
             return False  # a captured round builds chains or trees
-        # Scores that sum paths up are asked for level by level.
+        # Scores that sum whole paths up are asked for level by level.
         return fitting and (self._scores_pairs or not any(s.conditioned and s.tree_budget for s in sequences))
 
     def run(self, sequences: SequenceOf[Sequence], clock: StageClock) -> list[tuple[Sequence, Round]]:
@@ -89,12 +91,13 @@ class DeviceRounds:
         results = flight.device_round.read(report[places])  # of those that have left there may be nothing to read
         live = [(flight.sequences[place], *result) for place, result in zip(places, results, strict=True)]
         if self.auto is not None:
-            self.auto.observe(live)
-        return [(sequence, self._settle(sequence, tree, acceptance)) for sequence, tree, acceptance in live]
+            self.auto.observe(live, flight.device_round.shape.conditioned)
+        return [(sequence, self._settle(sequence, tree, acceptance, flight)) for sequence, tree, acceptance in live]
 
-    def _settle(self, sequence: Sequence, tree: DraftTree | None, acceptance: Acceptance) -> Round:
+    def _settle(self, sequence: Sequence, tree: DraftTree | None, acceptance: Acceptance, flight: Flight) -> Round:
+        scoring = "conditioned" if flight.device_round.shape.conditioned else "factorised"
         tree = tree or DraftTree.root_only(sequence.root_token)
-        each = contained(sequence, tree, acceptance)
+        each = replace(contained(sequence, tree, acceptance), scoring=scoring if tree.num_drafted else None)
         state = sequence.target_state
         state.exact = each.kept.acceptance_length == self._kept_on_device(sequence, acceptance, each.finish is not None)
         sequence.token_ids.extend(each.kept.token_ids.tolist())
@@ -126,7 +129,7 @@ class DeviceRounds:
     @property
     def _scores_pairs(self) -> bool:
         conditioning = self.state.conditioning
-        return conditioning is None or conditioning.adapter.config.summary == "none"
+        return conditioning is None or conditioning.adapter.config.summary in PAIRWISE
 
     @property
     def flying(self) -> bool:
@@ -147,7 +150,7 @@ class DeviceRounds:
             num_sequences=bucket_of(len(sequences), BATCHES),
             max_budget=budget,
             sampled=any(not s.request.sampling.greedy for s in sequences),
-            conditioned=budget > 0 and all(s.conditioned for s in sequences if s.tree_budget),
+            conditioned=budget > 0 and all(s.conditioned and not s.spared for s in sequences if s.tree_budget),
             absorbs=any(s.drafts for s in sequences),
             chain=chain,
         )
@@ -186,7 +189,8 @@ class DeviceRounds:
         if self.auto is not None:
             self.auto.plan(sequences)
         ahead = [len(token_ids) for token_ids in emitted]
-        if self._holds(flight, ahead):
+        same = self.shape_of(sequences).conditioned == flight.device_round.shape.conditioned
+        if same and self._holds(flight, ahead):
             self._flying.append(flight.again())
         elif self._holds(flight._replace(budgets=[budget_of(s) for s in sequences]), ahead):
             self._upload(sequences, [token_ids[-1] for token_ids in emitted])

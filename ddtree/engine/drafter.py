@@ -113,7 +113,7 @@ class Drafter:
         if sequence.noise is not None:
             noise = sequence.noise(sequence.context_length + 1, 1 + depth)[:depth]
         logits = sequence.adjust_draft(logits[:depth])
-        if self.conditioning is not None and sequence.conditioned:
+        if self.conditioning is not None and sequence.conditioned and not sequence.spared:
             return condition(self.conditioning, states[: depth + 1], sequence.root_token, logits, sampling, noise)
         scores = rank_scores(logits, sampling, noise)
         width = min(sequence.tree_budget, scores.shape[-1])

@@ -214,7 +214,8 @@ def still_holds(engine: Engine, cost: CostModel) -> bool:
 
 
 def start_auto(
-    engine: Engine, card: Card, store: CostStore | None = None, names: dict[str, str] | None = None, limit_s: float = 8.0
+    engine: Engine, card: Card, store: CostStore | None = None, names: dict[str, str] | None = None, limit_s: float = 8.0,
+    drafter_card: Card | None = None,
 ) -> AutoBudget | DeviceAuto:
     """Let the engine take requests of `tree_budget` "auto": with costs from the store if they still hold, else measured.
     An engine over pools measures its captured rounds, each when it is first needed.
@@ -222,9 +223,10 @@ def start_auto(
     Args:
         card: mean acceptance lengths, temperature -> budget -> length.
         names: what else tells one measurement from another, such as the files of the model.
+        drafter_card: the same of the drafter alone, where `card` is that of an adapter.
     """
     if engine.device_rounds is not None:
-        auto = DeviceAuto(engine.device_rounds, card, engine.block_size, engine.config.max_tree_budget)
+        auto = DeviceAuto(engine.device_rounds, card, engine.block_size, engine.config.max_tree_budget, drafter_card)
         engine.auto = engine.device_rounds.auto = auto
         auto.prepare(engine.config.max_running)
         return auto

@@ -47,6 +47,7 @@ class Sequence:
     request: Request
     tree_budget: int = 0  # of this round: clamped, 0 without a drafter; under "auto" planned anew each round
     conditioned: bool = False  # whether its trees are ranked with the adapter's scores
+    spared: bool = False  # under "auto": not in the present rounds, whose batch is too large for it
     draft_depth: int | None = None  # most depths to draft in this round; None leaves it to the budget
     token_ids: list[int] = field(default_factory=list)  # prompt, then emitted
     noise: NoiseWindow | None = None  # None when greedy

@@ -12,6 +12,8 @@ from ddtree.doctor.hybrid import VOCAB, random_hybrid
 from ddtree.engine.config import EngineConfig
 from ddtree.engine.device_auto import PROBE_EVERY, Belief, DeviceAuto, promises
 from ddtree.engine.device_round import RoundShape
+from ddtree.engine.device_rounds import BATCHES
+from ddtree.engine.graphs import bucket_of
 from ddtree.engine.measure import start_auto
 from ddtree.engine.pooled import pooled_engine
 from ddtree.engine.request import Request
@@ -153,6 +155,48 @@ def test_auto_looks_again_after_plain_rounds():
         sequence.auto.num_plain = 0 if sequence.tree_budget else sequence.auto.num_plain + 1
     assert budgets.count(4) == 1 + (len(budgets) - PROBE_EVERY - 1) // (PROBE_EVERY + 1)
     assert budgets.count(0) == len(budgets) - budgets.count(4)
+
+
+def scored_batch(auto: DeviceAuto, count: int, scored_costs, drafter_costs) -> list[Sequence]:
+    """So many sequences with an adapter, which at budget 8 promises 2.2 tokens where the drafter alone does 2."""
+    auto.costs[bucket_of(count, BATCHES), False, True] = np.array(scored_costs)
+    auto.costs[bucket_of(count, BATCHES), False, False] = np.array(drafter_costs)
+    sequences = [Sequence(n, Request((1,), 500), tree_budget=8, conditioned=True, drafter_state=object()) for n in range(count)]
+    for sequence in sequences:
+        auto.open(sequence)
+    return sequences
+
+
+def test_auto_leaves_the_adapter_out_of_a_large_batch_where_it_does_not_pay():
+    auto = DeviceAuto(None, {"0": {"4": 2.1, "8": 3.2}}, 16, 8, {"0": {"4": 2.0, "8": 3.0}})
+    sequences = scored_batch(auto, 8, [1.0, 1.5, 1.6], [1.0, 1.2, 1.3])
+    auto.plan(sequences)
+    assert all(s.spared and s.tree_budget == 8 for s in sequences)
+    assert sequences[0].auto.tokens(16)[-1] == pytest.approx(3.0), "what is believed follows"
+    late = Sequence(9, Request((1,), 500), tree_budget=8, conditioned=True, drafter_state=object())
+    auto.open(late)
+    assert late.spared
+    assert late.auto.tokens(16)[-1] == pytest.approx(3.0)
+    few = sequences[:4]
+    auto.costs[4, False, True] = np.array([1.0, 1.2, 1.3])
+    auto.plan(few)
+    assert not any(s.spared for s in few), "a small batch keeps it"
+    assert few[0].auto.tokens(16)[-1] == pytest.approx(3.2)
+    auto.costs[8, False, True][:] = [1.0, 1.2, 1.3]  # and so does a large one where it costs next to nothing
+    auto.plan(sequences)
+    assert not any(s.spared for s in sequences)
+
+
+def test_auto_leaves_scorings_alone_that_a_request_chose():
+    auto = DeviceAuto(None, {"0": {"4": 2.1, "8": 3.2}}, 16, 8, {"0": {"4": 2.0, "8": 3.0}})
+    sequences = scored_batch(auto, 8, [1.0, 1.5, 1.6], [1.0, 1.2, 1.3])
+    sequences[3].auto = None  # a pinned budget
+    auto.plan(sequences)
+    assert not any(s.spared for s in sequences)
+    sequences = scored_batch(auto, 8, [1.0, 1.5, 1.6], [1.0, 1.2, 1.3])
+    sequences[3].conditioned = False
+    auto.plan(sequences)
+    assert not any(s.spared for s in sequences)
 
 
 def test_what_a_tree_promises_at_other_budgets():
