@@ -15,11 +15,14 @@ import triton
 import triton.language as tl
 
 from ddtree.kernels.tree_build.buffers import TreeBuffers
+from ddtree.kernels.tree_build.triton_ceiling import first_ceiling
+from ddtree.kernels.tree_build.triton_order import write_tree
 
 NO_COST = tl.constexpr(1 << 62)  # of an excluded token, and of nothing
 RANK_BITS = tl.constexpr(11)
 # Pairs that a program may hold -> its warps, and the tile in which it counts (nodes, others).
 SHAPES = ((512, 4, 32, 32), (1024, 4, 64, 32), (4096, 8, 64, 64), (8192, 16, 64, 64))
+BOUNDED_PAIRS = 2048  # from so many on a first ceiling costs less than it saves
 ROW_TILE = 8  # rows that a program of the layout writes
 
 
@@ -83,121 +86,6 @@ def _sort_level(kid_costs, kid_keys, kid_pairs, node_costs, node_parents, node_r
 
 
 @triton.jit
-def _order_alive(alive_costs, alive_nodes, places, number,
-                 BLOCK: tl.constexpr, MINE: tl.constexpr, OTHERS: tl.constexpr):  # fmt: skip
-    """Places of all nodes by (cost, level, index), and how many pairs of equal cost are of different levels."""
-    crossing = tl.full([], 0, tl.int32)
-    for start in range(0, number, MINE):
-        mine = start + tl.arange(0, MINE)
-        cost = tl.load(alive_costs + mine, mask=mine < number, other=NO_COST)[:, None]
-        node = tl.load(alive_nodes + mine, mask=mine < number, other=0)[:, None]
-        better = tl.zeros([MINE, OTHERS], tl.int32)
-        crossed = tl.zeros([MINE, OTHERS], tl.int32)
-        for other_start in range(0, number, OTHERS):
-            others = other_start + tl.arange(0, OTHERS)
-            other_cost = tl.load(alive_costs + others, mask=others < number, other=NO_COST)[None, :]
-            other_node = tl.load(alive_nodes + others, mask=others < number, other=0)[None, :]
-            tied = (other_cost == cost) & (cost < NO_COST)
-            across = tied & (other_node // BLOCK != node // BLOCK)
-            better += ((other_cost < cost) | (tied & ~across & (other_node < node))).to(tl.int32)
-            crossed += across.to(tl.int32)
-        tl.store(places + mine, tl.sum(better, axis=1), mask=mine < number)
-        crossing += tl.sum(tl.sum(crossed, axis=1), axis=0)
-    return crossing
-
-
-@triton.jit
-def _order_across(alive_costs, alive_nodes, places, lex_paths, node_parents, node_lexes, number, depth,
-                  BLOCK: tl.constexpr, LEVELS: tl.constexpr, MINE: tl.constexpr, OTHERS: tl.constexpr):  # fmt: skip
-    """Add to the places what ties between levels decide: rank tuples in lexicographic order, a prefix first."""
-    for start in range(0, number, MINE):
-        mine = start + tl.arange(0, MINE)
-        node = tl.load(alive_nodes + mine, mask=mine < number, other=0)
-        for _ in range(depth):
-            level = node // BLOCK
-            climbing = (mine < number) & (level > 0)
-            lex = tl.load(node_lexes + node, mask=climbing, other=0)
-            tl.store(lex_paths + mine * LEVELS + level, lex.to(tl.int16), mask=climbing)
-            node = tl.where(climbing, (level - 1) * BLOCK + tl.load(node_parents + node, mask=climbing, other=0), node)
-    tl.debug_barrier()
-    for start in range(0, number, MINE):
-        mine = start + tl.arange(0, MINE)
-        cost = tl.load(alive_costs + mine, mask=mine < number, other=NO_COST)[:, None]
-        level = tl.load(alive_nodes + mine, mask=mine < number, other=0)[:, None] // BLOCK
-        better = tl.zeros([MINE, OTHERS], tl.int32)
-        for other_start in range(0, number, OTHERS):
-            others = other_start + tl.arange(0, OTHERS)
-            other_cost = tl.load(alive_costs + others, mask=others < number, other=NO_COST)[None, :]
-            other_level = tl.load(alive_nodes + others, mask=others < number, other=0)[None, :] // BLOCK
-            across = (other_cost == cost) & (cost < NO_COST) & (other_level != level)
-            common = tl.minimum(level, other_level)
-            # Places in the level of the shallower: its own, and that of the deeper one's ancestor.
-            lex = tl.load(lex_paths + mine[:, None] * LEVELS + common, mask=across, other=0)
-            other_lex = tl.load(lex_paths + others[None, :] * LEVELS + common, mask=across, other=0)
-            before = (other_lex < lex) | ((other_lex == lex) & (other_level < level))
-            better += (across & before).to(tl.int32)
-        place = tl.load(places + mine, mask=mine < number, other=0)
-        tl.store(places + mine, place + tl.sum(better, axis=1), mask=mine < number)
-
-
-@triton.jit
-def _write_tree(
-    root_token, token_ids, out_tokens, out_parents, out_depths, out_scores, out_count,
-    node_costs, node_parents, node_ranks, node_lexes, alive_costs, alive_nodes, places, new_indices, lex_paths,
-    start, budget, ceiling, depth, width,
-    LEVELS: tl.constexpr, BLOCK: tl.constexpr, MINE: tl.constexpr, OTHERS: tl.constexpr,
-):  # fmt: skip
-    """The `budget` best of the nodes of levels 1 to `depth`, best first, as rows from `start` on; the root before them."""
-    # Each level's nodes within the last ceiling are its first ones.
-    number = tl.full([], 0, tl.int32)
-    nodes = tl.arange(0, BLOCK)
-    for alive_level in range(1, depth + 1):
-        cost = tl.load(node_costs + alive_level * BLOCK + nodes)
-        alive = cost <= ceiling
-        tl.store(alive_costs + number + nodes, cost, mask=alive)
-        tl.store(alive_nodes + number + nodes, alive_level * BLOCK + nodes, mask=alive)
-        number += _count(alive)
-    tl.debug_barrier()
-    crossing = _order_alive(alive_costs, alive_nodes, places, number, BLOCK, MINE, OTHERS)
-    tl.debug_barrier()
-    if crossing > 0:
-        _order_across(
-            alive_costs, alive_nodes, places, lex_paths, node_parents, node_lexes, number, depth,
-            BLOCK, LEVELS, MINE, OTHERS,
-        )  # fmt: skip
-        tl.debug_barrier()
-    for first in range(0, number, BLOCK):
-        mine = first + nodes
-        place = tl.load(places + mine, mask=mine < number, other=0)
-        kept = (mine < number) & (place < budget)
-        node = tl.load(alive_nodes + mine, mask=kept, other=BLOCK)
-        row = start + 1 + place
-        node_depth = node // BLOCK
-        tl.store(new_indices + node, place + 1, mask=kept)
-        place_of_token = (node_depth - 1) * width + tl.load(node_ranks + node, mask=kept, other=0)
-        token = tl.load(token_ids + place_of_token, mask=kept, other=0)
-        tl.store(out_tokens + row, token, mask=kept)
-        tl.store(out_depths + row, node_depth, mask=kept)
-        cost = tl.load(alive_costs + mine, mask=kept, other=0)
-        tl.store(out_scores + row, (0.0 - cost.to(tl.float64) * (2.0**-40)).to(tl.float32), mask=kept)
-    tl.debug_barrier()
-    for first in range(0, number, BLOCK):
-        mine = first + nodes
-        place = tl.load(places + mine, mask=mine < number, other=0)
-        kept = (mine < number) & (place < budget)
-        node = tl.load(alive_nodes + mine, mask=kept, other=BLOCK)
-        above = (node // BLOCK - 1) * BLOCK + tl.load(node_parents + node, mask=kept, other=0)
-        index = tl.load(new_indices + above, mask=kept & (above >= BLOCK), other=0)
-        tl.store(out_parents + start + 1 + place, index, mask=kept)
-    if budget >= 0:
-        tl.store(out_tokens + start, tl.load(root_token))
-        tl.store(out_parents + start, -1)
-        tl.store(out_depths + start, 0)
-        tl.store(out_scores + start, 0.0)
-    tl.store(out_count, tl.where(budget >= 0, 1 + tl.minimum(number, budget), 0))
-
-
-@triton.jit
 def _grow_kernel(
     root_tokens, token_ids, log_probs, budgets, num_depths, starts, counts,
     out_tokens, out_parents, out_depths, out_scores,
@@ -205,6 +93,7 @@ def _grow_kernel(
     alive_costs, alive_nodes, places, new_indices, lex_paths,
     num_rows, max_budget, depths, width,
     LEVELS: tl.constexpr, BLOCK: tl.constexpr, PAIRS: tl.constexpr, MINE: tl.constexpr, OTHERS: tl.constexpr,
+    BOUNDED: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(0).to(tl.int64)
     node_costs += b * (LEVELS * BLOCK)
@@ -233,6 +122,8 @@ def _grow_kernel(
     best = tl.full([PAIRS], NO_COST, tl.int64)
     seen = tl.full([], 0, tl.int32)
     ceiling = tl.full([], NO_COST - 1, tl.int64)
+    if BOUNDED:
+        ceiling = first_ceiling(log_probs, kid_keys, budget, limit, width, BLOCK, LEVELS)
     size = tl.where(budget > 0, 1, 0)
     depth = tl.full([], 0, tl.int32)
     tl.debug_barrier()
@@ -273,10 +164,10 @@ def _grow_kernel(
         depth += 1
         tl.debug_barrier()
 
-    _write_tree(
+    write_tree(
         root_tokens + b, token_ids, out_tokens, out_parents, out_depths, out_scores, counts + b,
         node_costs, node_parents, node_ranks, node_lexes, alive_costs, alive_nodes, places, new_indices, lex_paths,
-        start, budget, ceiling, depth, width, LEVELS, BLOCK, MINE, OTHERS,
+        start, budget, ceiling, depth, width, LEVELS, BLOCK,
     )  # fmt: skip
 
 
@@ -343,7 +234,7 @@ def build_ddtree_pooled_triton(
         trees.starts, trees.counts, trees.token_ids, trees.parents, trees.depths, trees.scores,
         *scratch, trees.num_rows, max_budget, depths, width,
         LEVELS=trees.max_depths + 1, BLOCK=scratch.bests.shape[-1], PAIRS=num_pairs, MINE=mine, OTHERS=others,
-        num_warps=warps,
+        BOUNDED=num_pairs >= BOUNDED_PAIRS, num_warps=warps,
     )  # fmt: skip
     write_rows(slots, context_lengths, trees)
 

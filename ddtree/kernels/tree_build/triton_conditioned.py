@@ -1,4 +1,4 @@
-"""The best-first tree in Triton where a score depends on the parent: one program a sequence, level by level.
+"""The best-first tree in Triton where a score depends on the parent (and its parent): one program a sequence, level by level.
 
 Rows of conditioned scores are in no order, so every child of a level counts: size * M of them, up to 65,536. Those within
 the ceiling so far (soon few) are listed behind the best costs of the levels before; the list's budget-th least cost is the
@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ddtree.kernels.conditioning.weights import PathScores
 from ddtree.kernels.tree_build.buffers import TreeBuffers
 from ddtree.kernels.tree_build.triton import (
     NO_COST,
@@ -22,18 +23,19 @@ from ddtree.kernels.tree_build.triton import (
     _costs,
     _count,
     _sort_level,
-    _write_tree,
     write_rows,
 )
+from ddtree.kernels.tree_build.triton_order import write_tree
 
 # Children that a level may have -> warps, children read at once, and the tile in which nodes are counted (nodes, others).
 SHAPES = ((1024, 4, 512, 32, 32), (4096, 4, 1024, 32, 32), (16384, 8, 2048, 64, 64), (65536, 16, 4096, 64, 64))
 
 
 @triton.jit
-def _list_children(log_probs, node_costs, node_ranks, pool_costs, pool_pairs, seen, size, ceiling, width,
-                   WIDTH: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
-    """List the children, within the ceiling, of a level's `size` nodes; returns how many there are."""
+def _list_children(log_probs, below_older, norms, node_costs, node_ranks, node_parents, older_ranks, pool_costs, pool_pairs,
+                   seen, size, ceiling, width, OLDER: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
+    """List the children, within the ceiling, of a level's `size` nodes; returns how many there are. `OLDER`: scores are sums
+    over a node and its parent, whose ranks are in `older_ranks`."""
     number = tl.full([], 0, tl.int32)
     for first in range(0, size * WIDTH, TILE):
         entry = first + tl.arange(0, TILE)
@@ -41,6 +43,10 @@ def _list_children(log_probs, node_costs, node_ranks, pool_costs, pool_pairs, se
         have = (parent < size) & (candidate < width)
         row = tl.load(node_ranks + parent, mask=have, other=0)
         log_prob = tl.load(log_probs + row * width + candidate, mask=have, other=float("-inf"))
+        if OLDER:
+            older = tl.load(older_ranks + tl.load(node_parents + parent, mask=have, other=0), mask=have, other=0)
+            log_prob += tl.load(below_older + older * width + candidate, mask=have, other=0.0)
+            log_prob = tl.minimum(log_prob - tl.load(norms + older * width + row, mask=have, other=0.0), 0.0)
         allowed = log_prob > float("-inf")
         cost = tl.load(node_costs + parent, mask=have, other=0) + _costs(tl.where(allowed, log_prob, 0.0))
         kept = have & allowed & (cost <= ceiling)
@@ -153,12 +159,12 @@ def _cut_list(pool_costs, pool_pairs, lexes, kid_costs, kid_keys, kid_pairs, see
 
 @triton.jit
 def _grow_conditioned_kernel(
-    root_tokens, token_ids, log_probs, budgets, num_depths, starts, counts,
+    root_tokens, token_ids, log_probs, below_older, norms, budgets, num_depths, starts, counts,
     out_tokens, out_parents, out_depths, out_scores,
     node_costs, node_parents, node_ranks, node_lexes, kid_costs, kid_keys, kid_pairs,
     alive_costs, alive_nodes, places, new_indices, lex_paths, pool_costs, pool_pairs,
     num_rows, max_budget, depths, width, num_kids, num_pool,
-    LEVELS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
+    OLDER: tl.constexpr, LEVELS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
     TILE: tl.constexpr, MINE: tl.constexpr, OTHERS: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(0).to(tl.int64)
@@ -178,6 +184,8 @@ def _grow_conditioned_kernel(
     pool_pairs += b * num_pool
     token_ids += b * depths * width
     log_probs += b * depths * width * width
+    below_older += b * depths * width * width
+    norms += b * depths * width * width
     start = tl.load(starts + b)
     room = tl.minimum(tl.load(starts + b + 1), num_rows) - start - 1
     budget = tl.minimum(tl.minimum(tl.load(budgets + b), max_budget), room)
@@ -185,6 +193,7 @@ def _grow_conditioned_kernel(
 
     tl.store(node_costs, 0)
     tl.store(node_ranks, 0)
+    tl.store(node_parents, 0)
     tl.store(node_lexes, 0)
     seen = tl.full([], 0, tl.int32)
     ceiling = tl.full([], NO_COST - 1, tl.int64)
@@ -193,9 +202,11 @@ def _grow_conditioned_kernel(
     tl.debug_barrier()
     while (depth < limit) & (size > 0):
         level = depth * BLOCK
+        table = depth * width * width
+        older_level = tl.maximum(level - BLOCK, 0)  # the root counts as its own parent
         number = _list_children(
-            log_probs + depth * width * width, node_costs + level, node_ranks + level, pool_costs, pool_pairs,
-            seen, size, ceiling, width, WIDTH, TILE,
+            log_probs + table, below_older + table, norms + table, node_costs + level, node_ranks + level, node_parents + level,
+            node_ranks + older_level, pool_costs, pool_pairs, seen, size, ceiling, width, OLDER, WIDTH, TILE,
         )  # fmt: skip
         tl.debug_barrier()
         if (number > 0) & (seen + number >= budget):
@@ -215,17 +226,17 @@ def _grow_conditioned_kernel(
         )  # fmt: skip
         depth += 1
         tl.debug_barrier()
-    _write_tree(
+    write_tree(
         root_tokens + b, token_ids, out_tokens, out_parents, out_depths, out_scores, counts + b,
         node_costs, node_parents, node_ranks, node_lexes, alive_costs, alive_nodes, places, new_indices, lex_paths,
-        start, budget, ceiling, depth, width, LEVELS, BLOCK, MINE, OTHERS,
+        start, budget, ceiling, depth, width, LEVELS, BLOCK,
     )  # fmt: skip
 
 
 def build_conditioned_pooled_triton(
     root_tokens: torch.Tensor,
     token_ids: torch.Tensor,
-    log_probs: torch.Tensor,
+    log_probs: torch.Tensor | PathScores,
     budgets: torch.Tensor,
     num_depths: torch.Tensor,
     max_budget: int,
@@ -233,18 +244,20 @@ def build_conditioned_pooled_triton(
     context_lengths: torch.Tensor,
     trees: TreeBuffers,
 ) -> None:
-    """Same arguments as `build_ddtree_pooled` with `log_probs` [B, D, M, M]; fills `trees`."""
+    """Same arguments as `build_ddtree_pooled` with `log_probs` [B, D, M, M] or `PathScores`; fills `trees`."""
     num_sequences, depths, width = token_ids.shape
     scratch, pool = trees.scratch, trees.pool
     block, row = scratch.bests.shape[-1], triton.next_power_of_2(width)
     warps, tile, mine, others = next(shape[1:] for shape in SHAPES if block * row <= shape[0])
+    older = isinstance(log_probs, PathScores)
+    tables = log_probs if older else (log_probs, log_probs, log_probs)
     _grow_conditioned_kernel[(num_sequences,)](
-        root_tokens, token_ids, log_probs, budgets, num_depths,
+        root_tokens, token_ids, *tables, budgets, num_depths,
         trees.starts, trees.counts, trees.token_ids, trees.parents, trees.depths, trees.scores,
         scratch.node_costs, scratch.node_parents, scratch.node_ranks, scratch.node_lexes,
         scratch.kid_costs, scratch.kid_keys, scratch.kid_pairs,
         scratch.alive_costs, scratch.alive_nodes, scratch.places, scratch.new_indices, scratch.lex_paths, *pool,
         trees.num_rows, max_budget, depths, width, scratch.kid_costs.shape[-1], pool.costs.shape[-1],
-        LEVELS=trees.max_depths + 1, BLOCK=block, WIDTH=row, TILE=tile, MINE=mine, OTHERS=others, num_warps=warps,
+        OLDER=older, LEVELS=trees.max_depths + 1, BLOCK=block, WIDTH=row, TILE=tile, MINE=mine, OTHERS=others, num_warps=warps,
     )  # fmt: skip
     write_rows(slots, context_lengths, trees)
