@@ -53,12 +53,16 @@ class MoE(nn.Module):
         return out + self.shared_gate(hidden).sigmoid() * self.shared_expert(hidden)
 
     def _route(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Weights and ids of each row's experts, both [R, k]; probabilities in fp32."""
-        probabilities = self.router(hidden).softmax(dim=-1, dtype=torch.float32)
+        """Weights and ids of each row's experts, both [R, k]."""
+        return self.choose_experts(self.router(hidden))
+
+    def choose_experts(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same by the router's `scores` [R, E]; probabilities in fp32, weights in the scores' dtype."""
+        probabilities = scores.softmax(dim=-1, dtype=torch.float32)
         weights, experts = probabilities.topk(self.config.experts_per_token, dim=-1)
         if self.config.normalise_weights:
             weights = weights / weights.sum(dim=-1, keepdim=True)
-        return weights.to(hidden.dtype), experts
+        return weights.to(scores.dtype), experts
 
     def _routed(self, hidden: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
         """`hidden` [R, C], `weights` and `experts` [R, k] -> [R, C], added up in the order of the experts.

@@ -8,7 +8,9 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from ddtree.kernels.experts import add_up, expert_linear
 from ddtree.kernels.fused import swiglu
+from ddtree.kernels.linear import fused_linear
 from ddtree.models.moe import MoE
 
 
@@ -24,6 +26,21 @@ def moe_pooled(moe: MoE, hidden: torch.Tensor) -> torch.Tensor:
         return out
     shared = moe.shared_expert
     return out + moe.shared_gate(hidden).sigmoid() * shared.down_proj(swiglu(shared.gate_up_proj(hidden)))
+
+
+def moe_invariant(moe: MoE, hidden: torch.Tensor) -> torch.Tensor:
+    """As `moe_pooled`, each row's bits its own, whatever the others take."""
+
+    def linear(module, rows: torch.Tensor, **steps) -> torch.Tensor:
+        return fused_linear(rows, module.weight, bias=module.bias, batch_invariant=True, **steps)
+
+    weights, experts = moe.choose_experts(linear(moe.router, hidden))
+    inner = expert_linear(hidden, moe.gate_up_proj, experts, swiglu=True)
+    out = add_up(expert_linear(inner, moe.down_proj, experts), weights)
+    if moe.shared_expert is None:
+        return out
+    shared = linear(moe.shared_expert.gate_up_proj, hidden, swiglu=True)
+    return out + linear(moe.shared_gate, hidden).sigmoid() * linear(moe.shared_expert.down_proj, shared)
 
 
 def grouped(moe: MoE, hidden: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:

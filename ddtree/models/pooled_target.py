@@ -42,7 +42,7 @@ from ddtree.models.gated_attention import GatedAttention
 from ddtree.models.gated_delta_net import GatedDeltaNet
 from ddtree.models.layers import MLP, Attention, Linear, ZeroCentredRMSNorm
 from ddtree.models.moe import MoE
-from ddtree.models.pooled_moe import moe_pooled
+from ddtree.models.pooled_moe import moe_invariant, moe_pooled
 
 
 class PooledTarget:
@@ -60,7 +60,7 @@ class PooledTarget:
         block_size: int = 1,
     ) -> None:
         """`block_size`: the drafter's, one more than the deepest node of its trees."""
-        why_not = unsupported(model) or (batch_invariant and not_invariant(model))
+        why_not = unsupported(model)
         if why_not:
             raise ValueError(why_not)
         self.batch_invariant, self.reach = batch_invariant, lineage_reach(block_size)
@@ -240,7 +240,8 @@ def add_linear(module: Linear, rows: torch.Tensor, hidden: torch.Tensor, batch_i
 def feed_forward(mlp: nn.Module, norm: Norm, hidden: torch.Tensor, batch_invariant: bool = False) -> None:
     """hidden += mlp(norm(hidden))."""
     if isinstance(mlp, MoE):
-        hidden.add_(moe_pooled(mlp, rms_norm(hidden, *norm)))
+        run = moe_invariant if batch_invariant else moe_pooled
+        hidden.add_(run(mlp, rms_norm(hidden, *norm)))
         return
     gate_up = mlp.gate_up_proj
     inner = fused_linear(
@@ -262,14 +263,6 @@ def unsupported(model) -> str | None:
             return f"{type(mixer).__name__} has no pooled form"
         if not isinstance(layer.mlp, (MLP, MoE)):
             return f"{type(layer.mlp).__name__} has no pooled form"
-    return None
-
-
-def not_invariant(model) -> str | None:
-    """Why a target that runs over pools has no batch-invariant form; None if it has."""
-    for layer in model.layers:
-        if isinstance(layer.mlp, MoE):
-            return "batch_invariant is for targets without experts: leave it out"
     return None
 
 

@@ -10,10 +10,8 @@ import torch
 from ddtree.engine.config import EngineConfig
 from ddtree.engine.loading import load_engine
 from ddtree.engine.pooled import pooled_engine
-from ddtree.models.pooled_target import PooledTarget
 from ddtree.sampling.params import SamplingParams
 from tests.engine.pools import Pair, ask, run_schedule, seeded, tokens
-from tests.models.test_pooled import TARGETS
 
 GPU = torch.cuda.is_available()
 # A hybrid's twins are vectorised over rows of few heads, which a CPU rounds by their place: bits are a GPU's affair there.
@@ -98,8 +96,3 @@ def test_a_cpu_engine_says_why_it_has_no_such_mode(tmp_path):
     with pytest.raises(ValueError, match="batch_invariant is for the engine of a GPU, this one runs on cpu: leave it out"):
         load_engine(tmp_path, device="cpu", batch_invariant=True)
 
-
-def test_experts_are_refused(pair):
-    pooled = pair.engine().target.state
-    with pytest.raises(ValueError, match="batch_invariant is for targets without experts"):
-        PooledTarget(TARGETS["Qwen3MoeForCausalLM"], (), pooled.table, 8, 16, batch_invariant=True)

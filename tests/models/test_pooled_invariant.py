@@ -10,7 +10,7 @@ from ddtree.caches.pooled_rows import PREFILL, STEP, PooledRows, consecutive_row
 from ddtree.caches.pools import PageTable
 from ddtree.doctor.hybrid import TARGET, fill
 from ddtree.models.config import ModelConfig
-from ddtree.models.pooled_target import PooledTarget, not_invariant
+from ddtree.models.pooled_target import PooledTarget
 from ddtree.models.qwen3_5 import Qwen3_5
 from ddtree.tree.draft_tree import DraftTree
 from tests.closeness import assert_close
@@ -29,7 +29,8 @@ def targets():
     hybrid = Qwen3_5(ModelConfig.from_hf({**TARGET, **wide}), "cpu", torch.float32)
     fill(hybrid, torch.Generator().manual_seed(1))
     hybrid.finish_loading()
-    return {name: model for name, model in test_pooled.TARGETS.items() if not_invariant(model) is None} | {"qwen3_5": hybrid.eval()}
+    others = {name: model for name, model in test_pooled.TARGETS.items() if name != "Qwen3_5MoeForCausalLM"}
+    return others | {"qwen3_5": hybrid.eval()}
 
 
 TARGETS = targets()
