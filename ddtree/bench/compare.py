@@ -12,6 +12,7 @@ from rich.table import Table
 CIRCUMSTANCES = (
     "model",
     "drafter",
+    "scoring",
     "dtype",
     "device",
     "thinking",

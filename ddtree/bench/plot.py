@@ -5,20 +5,50 @@ from __future__ import annotations
 import html
 import io
 import json
+from collections import defaultdict
+from dataclasses import dataclass
 from pathlib import Path
 
+from ddtree.bench.output import AUTO, CHAIN, PLAIN, scoring_of
 from ddtree.bench.report import QUIET_CORES, describe_run, notes, run_title
 
-MEASURED, MODEL, CHAIN_COLOUR, PLAIN_COLOUR = "#1f5fa8", "#d1662b", "#4b8b3b", "#888888"
+COLOURS = {"trees": "#1f5fa8", "chain": "#4b8b3b", "auto": "#8a5ab5"}
+PLAIN_COLOUR, PREDICTED = "#888888", "#d1662b"
+BESIDE = 1.05  # where two series meet at a budget, the second stands a little to the right
 
 
-def write_plots(result: dict, folder: Path) -> list[Path]:
-    """`bench.png` and `bench.html` in `folder`; the files written. ValueError for a refused run: it has no numbers."""
+@dataclass(frozen=True)
+class Series:
+    """Configurations that belong together: trees by budget, the chain, auto; each with the model's scoring or without the adapter."""
+
+    kind: str  # trees | chain | auto
+    scoring: str | None  # factorised; None: the model's own
+    label: str
+    rows: dict[float, dict]  # place on the axis -> a configuration's row
+    predicted: dict[float, float]  # speedups by the cost model
+
+    @property
+    def colour(self) -> str:
+        return COLOURS[self.kind]
+
+    @property
+    def filled(self) -> bool:
+        """Hollow where the adapter is left out."""
+        return self.scoring is None
+
+    @property
+    def style(self) -> dict:
+        return {"color": self.colour, "markerfacecolor": self.colour if self.filled else "white"}
+
+
+def write_plots(result: dict, target: Path) -> list[Path]:
+    """A PNG and a page beside it: `bench.png` and `bench.html` in a folder, or what a path that ends in .png names; the files
+    written. ValueError for a refused run: it has no numbers."""
     if result["refused"]:
         raise ValueError("a refused run has no speeds to plot; see its reasons")
-    folder.mkdir(parents=True, exist_ok=True)
-    figure = draw(result)
-    image, page = folder / "bench.png", folder / "bench.html"
+    image = target if target.suffix == ".png" else target / "bench.png"
+    image.parent.mkdir(parents=True, exist_ok=True)
+    figure, page = draw(result), image.with_suffix(".html")
     figure.savefig(image, dpi=130)
     vector = io.StringIO()
     figure.savefig(vector, format="svg", metadata={"Date": None})
@@ -32,72 +62,107 @@ def draw(result: dict):
         from matplotlib.figure import Figure
     except ImportError:
         raise ValueError("--plot needs matplotlib: install ddtree[plot]") from None
-    figure = Figure(figsize=(11, 5), layout="constrained")
+    figure = Figure(figsize=(11, 5.2), layout="constrained")
     left, right = figure.subplots(1, 2)
-    trees = {int(name): row for name, row in result["configs"].items() if name.isdigit() and name != "0"}
-    _draw_speedup(left, result, trees)
-    _draw_acceptance(right, result, trees)
+    series = series_of(result)
+    _draw_speedup(left, series)
+    _draw_acceptance(right, series)
     for axes in (left, right):
-        _budget_axis(axes, list(trees), _chain_at(result))
+        _budget_axis(axes, series)
+        # Below the axes, where it covers nothing.
+        axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=2, frameon=False)
     others = f"; others kept {result['other_cores']:.1f} cores busy" if (result.get("other_cores") or 0) > QUIET_CORES else ""
     figure.suptitle(run_title(result) + others, fontsize=10)
     return figure
 
 
-def _draw_speedup(axes, result: dict, trees: dict[int, dict]) -> None:
+def series_of(result: dict) -> list[Series]:
+    """The run's configurations, plain decoding aside, in the order in which they are drawn."""
+    rows, places = defaultdict(dict), defaultdict(dict)
+    for config, row in result["configs"].items():
+        name, scoring = scoring_of(config)
+        kind = name if name in (CHAIN, AUTO) else "trees"
+        # A chain verifies block_size - 1 nodes: that is its budget.
+        budget = 0 if kind == AUTO else (result.get("block_size") or 1) - 1 if kind == CHAIN else int(name)
+        if config != PLAIN:
+            rows[kind, scoring][budget], places[kind, scoring][budget] = row, config
+    found, predicted = [], result.get("predicted", {})
+    for kind, scoring in sorted(rows, key=lambda key: (["trees", CHAIN, AUTO].index(key[0]), key[1] or "")):
+        shift = BESIDE if scoring and (kind, None) in rows else 1
+        budgets = sorted(rows[kind, scoring])
+        known = {b: predicted[places[kind, scoring][b]] for b in budgets if places[kind, scoring][b] in predicted}
+        name = f"chain of {budgets[0]}" if kind == CHAIN else kind
+        ranking = scoring or result.get("scoring")
+        label = f"{name}, {ranking}" if {scoring for _, scoring in rows} != {None} or ranking == "conditioned" else name
+        found.append(
+            Series(
+                kind,
+                scoring,
+                label,
+                {shift * budget: rows[kind, scoring][budget] for budget in budgets},
+                {shift * budget: point["speedup"] for budget, point in known.items()},
+            )
+        )
+    return found
+
+
+def _draw_speedup(axes, series: list[Series]) -> None:
     axes.axhline(1, color=PLAIN_COLOUR, linewidth=1, linestyle="--", label="plain decoding (budget 0)")
-    predicted = {int(b): point["speedup"] for b, point in result.get("predicted", {}).items() if b != "0"}
-    if predicted:
-        label = "predicted: acceptance x T_plain / T_round"
-        axes.plot(list(predicted), list(predicted.values()), color=MODEL, marker=".", label=label)
-    _points(axes, list(trees), list(trees.values()), MEASURED, "measured, 95 % interval")
-    chain = result["configs"].get("chain")
-    if chain:
-        _points(axes, _chain_at(result), [chain], CHAIN_COLOUR, "chain, 95 % interval")
+    named = False
+    for each in series:
+        if each.kind == AUTO:
+            (row,) = each.rows.values()
+            axes.axhline(row["speedup"]["pooled"], label=f"{each.label}, 95 % interval", **_line(each))
+            axes.axhspan(*row["speedup"]["interval"], color=each.colour, alpha=0.12, linewidth=0)
+            continue
+        _points(axes, each)
+        if each.predicted:
+            label = f"predicted, {each.label}" if named else "predicted: acceptance x T_plain / T_round"
+            look = {"color": PREDICTED, "marker": "." if each.kind == "trees" else "x", "linestyle": "-" if each.filled else "--"}
+            axes.plot(list(each.predicted), list(each.predicted.values()), label=label, zorder=3, **look)
+            named = True
     axes.set_title("speedup over plain decoding")
     axes.set_ylim(bottom=0)
-    _legend(axes)
 
 
-def _draw_acceptance(axes, result: dict, trees: dict[int, dict]) -> None:
-    lengths = [row["acceptance_length"] for row in trees.values()]
-    axes.plot(list(trees), lengths, color=MEASURED, marker="o", label="trees")
-    chain = result["configs"].get("chain")
-    if chain:
-        axes.plot(_chain_at(result), [chain["acceptance_length"]], "D", color=CHAIN_COLOUR, label="chain")
+def _draw_acceptance(axes, series: list[Series]) -> None:
+    for each in series:
+        lengths = [row["acceptance_length"] for row in each.rows.values()]
+        if each.kind == AUTO:
+            axes.axhline(lengths[0], label=each.label, **_line(each))
+        else:
+            look = "D" if each.kind == CHAIN else "o-" if each.filled else "o--"
+            axes.plot(list(each.rows), lengths, look, label=each.label, **each.style)
     axes.axhline(1, color=PLAIN_COLOUR, linewidth=1, linestyle="--", label="plain decoding: 1")
     axes.set_title("acceptance length (tokens per round, bonus included)")
     axes.set_ylim(bottom=0)
-    _legend(axes)
 
 
-def _legend(axes) -> None:
-    """Below the axes, where it covers nothing."""
-    axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=2, frameon=False)
+def _line(each: Series) -> dict:
+    return {"color": each.colour, "linewidth": 1.5, "linestyle": "-." if each.filled else ":"}
 
 
-def _points(axes, at: list, rows: list[dict], colour: str, label: str) -> None:
-    middle = [row["speedup"]["pooled"] for row in rows]
+def _points(axes, each: Series) -> None:
+    middle = [row["speedup"]["pooled"] for row in each.rows.values()]
+    intervals = [row["speedup"]["interval"] for row in each.rows.values()]
     # The bootstrap's interval need not contain the pooled value exactly.
-    low = [max(value - row["speedup"]["interval"][0], 0) for value, row in zip(middle, rows, strict=True)]
-    high = [max(row["speedup"]["interval"][1] - value, 0) for value, row in zip(middle, rows, strict=True)]
-    axes.errorbar(at, middle, yerr=[low, high], fmt="o", color=colour, capsize=3, label=label)
+    low = [max(value - interval[0], 0) for value, interval in zip(middle, intervals, strict=True)]
+    high = [max(interval[1] - value, 0) for value, interval in zip(middle, intervals, strict=True)]
+    marker = "o" if each.kind == "trees" else "D"
+    axes.errorbar(list(each.rows), middle, yerr=[low, high], fmt=marker, capsize=3, label=f"{each.label}, 95 % interval", **each.style)
 
 
-def _chain_at(result: dict) -> list[int]:
-    """A chain verifies block_size - 1 nodes: that is its budget."""
-    return [result["block_size"] - 1] if "chain" in result["configs"] and result.get("block_size") else []
-
-
-def _budget_axis(axes, trees: list[int], chain: list[int]) -> None:
+def _budget_axis(axes, series: list[Series]) -> None:
     axes.set_xlabel("tree budget (drafted nodes per round)")
     axes.grid(alpha=0.25)
-    if trees or chain:
+    trees = sorted({budget for each in series if each.kind == "trees" and each.filled for budget in each.rows})
+    every = [budget for each in series if each.kind != AUTO for budget in each.rows]
+    if every:
         axes.set_xscale("log", base=2)
-        ticks = sorted(trees or chain)  # the chain's place would crowd the budget beside it
-        axes.set_xticks(ticks, [str(budget) for budget in ticks])
+        ticks = trees or sorted(every)  # the chain's place would crowd the budget beside it
+        axes.set_xticks(ticks, [f"{budget:g}" for budget in ticks])
         axes.minorticks_off()
-        axes.set_xlim(min(trees + chain) / 1.4, max(trees + chain) * 1.4)
+        axes.set_xlim(min(every) / 1.4, max(every) * 1.4)
 
 
 def render_page(result: dict, picture: str) -> str:

@@ -117,6 +117,7 @@ def describe_run(result: dict) -> list[str]:
         f"prompt {prompt['median']:g} and output {output['median']:g} tokens (medians)",
         f"max_tokens {result['max_tokens']}",
         f"temperature {result['temperature']:g}",
+        *([f"drafts {result['scoring']}"] if result.get("scoring") else []),
         f"thinking {result['thinking']}",
         f"EOS {result['eos_policy'].split(' ')[0]}",
         f"concurrency {result['concurrency'] or 'unlimited'}",

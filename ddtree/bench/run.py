@@ -127,6 +127,7 @@ def engine_facts(engine) -> dict:
         "device": device_name(device) if device is not None else None,
         "batch_invariant": engine.config.batch_invariant,
         "block_size": engine.block_size,
+        "scoring": engine.scoring,
         "concurrency": 1,
     }
 

@@ -40,7 +40,7 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
         help=f'tree budgets; "chain" is one branch, "auto" chooses by cost; "16:factorised" leaves the adapter out; 0, plain decoding, is always in (default: {DEFAULT_BUDGETS})',
     )
     parser.add_argument("--repeats", type=whole(1), default=3, metavar="N", help="timed passes (default: 3)")
-    parser.add_argument("--plot", type=Path, metavar="DIR", help="write bench.png and bench.html there")
+    parser.add_argument("--plot", type=Path, metavar="DIR", help="write bench.png and bench.html there, or FILE.png and FILE.html")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the JSON result there too")
     parser.add_argument(
         "--compare",

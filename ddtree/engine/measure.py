@@ -16,13 +16,13 @@ from contextlib import contextmanager
 
 import torch
 
-from ddtree.budget.card import Card, acceptance_at
+from ddtree.budget.card import Card
 from ddtree.budget.cost import MEASURED_WEIGHT, CostModel, Curve
 from ddtree.budget.store import CostStore
 from ddtree.engine.auto import AutoBudget
 from ddtree.engine.device_auto import DeviceAuto
 from ddtree.engine.engine import Engine
-from ddtree.engine.request import Request
+from ddtree.engine.request import Request, Scoring
 from ddtree.engine.sequence import Sequence
 
 logger = logging.getLogger("ddtree")
@@ -37,20 +37,32 @@ HEADROOM = 1.5  # on the card's best acceptance length: rounds that even this co
 UNSTEADY = 1.3  # how far the passes of a quiet machine differ at most, the slowest from the fastest
 UNSTEADY_WEIGHT = 3  # rounds that a measurement on a busy machine counts for
 UNTIMED_ROW = 0.1  # of a plain step, for each row beyond the last that was timed, where the time did not suffice
-TOO_SLOW = 0.8  # of the best speedup so far; costs only rise from there
+IN_FLIGHT = 2  # rounds over pools that may have been launched before the budget changed
 
 
 class Bench:
     """A synthetic sequence whose rounds can be timed at any budget; begun anew when it comes to its end."""
 
-    def __init__(self, engine: Engine, most_nodes: int):
+    def __init__(self, engine: Engine, most_nodes: int, scoring: Scoring | None = None, chain: bool = False):
         self.engine, self.most_nodes, self.request_id = engine, most_nodes, -1
+        self.scoring, self.chain = scoring, chain
+        self._budget: int | None = None  # of the rounds in flight, over pools
+
+    def settle(self, budget: int) -> Sequence:
+        """The sequence, its next round one of at most `budget` nodes. Over pools the rounds that were launched ahead, with the
+        last budget, are let go by."""
+        while True:
+            sequence = self.engine.running_or_none(self.request_id) or self._begin()
+            sequence.tree_budget = min(budget, self.engine.config.max_tree_budget)
+            if self.engine.device_rounds is None or self._budget == sequence.tree_budget:
+                return sequence
+            self._budget = sequence.tree_budget
+            for _ in range(IN_FLIGHT):
+                self.engine.step()
 
     def round(self, budget: int) -> Timing:
         """One decode round with at most `budget` nodes."""
-        sequence = self.engine.running_or_none(self.request_id) or self._begin()
-        sequence.tree_budget = min(budget, self.engine.config.max_tree_budget)
-        stats = sequence.stats
+        stats = self.settle(budget).stats
         before = (stats.nodes_verified, stats.verify_s, stats.draft_s, stats.decode_s)
         self.engine.step()
         after = (stats.nodes_verified, stats.verify_s, stats.draft_s, stats.decode_s)
@@ -64,7 +76,9 @@ class Bench:
         """Prefill a prompt that leaves most of a short context for rounds."""
         engine, room = self.engine, self.engine.config.max_context
         prompt = tuple((7 * i + 3) % engine.vocab_size for i in range(max(min(64, room // 4), 1)))
-        self.request_id = engine.add(Request(prompt, room - len(prompt), tree_budget=self.most_nodes, cache_salt=None))
+        options = {"scoring": self.scoring, "chain": self.chain, "cache_salt": None}
+        self.request_id = engine.add(Request(prompt, room - len(prompt), tree_budget=self.most_nodes, **options))
+        self._budget = None
         while not (sequence := engine.running_or_none(self.request_id)) or not sequence.num_emitted:
             engine.step()
         return sequence
@@ -82,10 +96,10 @@ class Timing:
 
 
 @contextmanager
-def benching(engine: Engine, most_nodes: int):
+def benching(engine: Engine, most_nodes: int, scoring: Scoring | None = None, chain: bool = False):
     """A Bench; the engine is idle again afterwards, and has learnt nothing from it."""
     auto, engine.auto = engine.auto, None
-    bench = Bench(engine, most_nodes)
+    bench = Bench(engine, most_nodes, scoring, chain)
     try:
         yield bench
     finally:
@@ -94,36 +108,32 @@ def benching(engine: Engine, most_nodes: int):
 
 
 def measure_rounds(
-    engine: Engine, row: dict[str, float], budgets: Iterable[int], passes: int = PASSES, limit_s: float = 8.0, clock=time.perf_counter
+    engine: Engine,
+    budgets: Iterable[int],
+    passes: int = PASSES,
+    limit_s: float = 30.0,
+    clock=time.perf_counter,
+    *,
+    scoring: Scoring | None = None,
+    chain: bool = False,
 ) -> dict[int, float]:
-    """Median seconds of one decode round per budget, 0 included; ends after `limit_s`, with what it has by then.
+    """Median seconds of one decode round per budget, 0 included: a round of a request that never drafts.
 
-    `row`: a card's acceptance lengths by budget. The ladder ends where a budget is hopeless on the first pass.
+    Every pass goes through all budgets; it ends after `limit_s`, with what has been timed by then.
     """
-    budgets, deadline = tuple(budgets), clock() + limit_s
-    with benching(engine, max(budgets)) as bench:
-
-        def round_at(budget: int) -> float:
-            started = clock()
-            bench.round(budget)
-            return clock() - started
-
-        for budget in (0, budgets[0], 0):
-            round_at(budget)  # warm up
-        times: dict[int, list[float]] = {0: [min(round_at(0), round_at(0))]}
-        best = 1.0
-        for budget in budgets:
-            times[budget] = [round_at(budget)]
-            speedup = acceptance_at(row, budget) * times[0][0] / times[budget][0]
-            best = max(best, speedup)
-            if speedup < TOO_SLOW * best or clock() > deadline:
-                break
-        for _ in range(passes - 1):
-            for budget, values in times.items():
-                if clock() > deadline:
-                    break
-                values.append(round_at(budget))
-    return {budget: statistics.median(values) for budget, values in times.items()}
+    times, deadline = defaultdict(list), clock() + limit_s
+    for _ in range(passes):
+        for some in ((0,), tuple(budgets)):
+            with benching(engine, max(some), scoring, chain) as bench:
+                bench.round(some[0])  # warms up
+                for budget in some:
+                    if times[0] and clock() > deadline:
+                        break
+                    bench.settle(budget)
+                    started = clock()
+                    bench.round(budget)
+                    times[budget].append(clock() - started)
+    return {budget: statistics.median(values) for budget, values in times.items() if values}
 
 
 def measure_costs(

@@ -4,21 +4,24 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from ddtree.budget.store import CostStore
+from ddtree.doctor.hybrid import random_hybrid
+from ddtree.engine.config import EngineConfig
 from ddtree.engine.measure import (
     PROBE_BUDGETS,
     Bench,
     Timing,
+    benching,
     is_steady,
     measure_costs,
     measure_rounds,
     start_auto,
 )
+from ddtree.engine.pooled import pooled_engine
 from ddtree.engine.request import Request
 from tests.scripted import scripted_engine
-
-ROW = {"4": 2.4, "16": 3.0, "64": 3.5}
 
 
 class NodeClock:
@@ -37,20 +40,32 @@ class NodeClock:
         return self.now
 
 
-def test_measuring_leaves_the_engine_idle_and_stops_where_it_is_hopeless():
+def test_measuring_leaves_the_engine_idle_and_times_every_budget():
     engine = scripted_engine(0.5)
-    rounds = measure_rounds(engine, ROW, PROBE_BUDGETS, clock=NodeClock(engine), limit_s=1000)
+    rounds = measure_rounds(engine, (4, 128), clock=NodeClock(engine), limit_s=10_000)
     assert not engine.has_work
-    assert rounds[0] == pytest.approx(1) and rounds[4] == pytest.approx(1.4)
-    assert 128 not in rounds
+    assert rounds == {0: pytest.approx(1), 4: pytest.approx(1.4), 128: pytest.approx(13.8)}
 
 
 def test_measuring_ends_at_its_limit():
     engine = scripted_engine(0.5)
     clock = NodeClock(engine)
-    rounds = measure_rounds(engine, ROW, PROBE_BUDGETS, clock=clock, limit_s=10)
-    assert set(rounds) >= {0, 1, 2} and not engine.has_work
-    assert clock.now < 10 + 1 + 0.1 * max(PROBE_BUDGETS) + 6  # the prefill's step counts as one at the largest budget
+    rounds = measure_rounds(engine, PROBE_BUDGETS, clock=clock, limit_s=15)
+    assert set(rounds) >= {0, 1, 2} and 128 not in rounds and not engine.has_work
+
+
+@pytest.mark.parametrize("chain", [False, True])
+def test_over_pools_the_round_that_was_asked_for_is_timed(chain):
+    """Rounds are launched ahead there, with the budget of the round before."""
+    pair = random_hybrid("cpu", torch.float32)
+    config = EngineConfig(max_context=128, max_tree_budget=16, prefill_chunk=64)
+    engine = pooled_engine(pair.target.model, pair.drafter.model, config)
+    with benching(engine, 5, "factorised", chain) as bench:
+        for budget in (5, 2, 0, 4, 4):
+            timing = bench.round(budget)
+            assert timing.num_rows == 1 + budget and timing.verify_s > 0
+    assert not engine.has_work
+    assert set(measure_rounds(engine, (5, 2), passes=1, chain=chain)) == {0, 2, 5}
 
 
 def timings(spread: float, passes: int = 3):
