@@ -45,6 +45,10 @@ class DDTreeAlgorithm(CustomSpecAlgo):
         server_args.speculative_eagle_topk = max(2, server_args.speculative_num_draft_tokens - 1)
         server_args.disable_overlap_schedule = True  # the next round's root and trees need this round's tokens
         server_args.enable_mixed_chunk = False
+        # Its CUDA graphs of a verify are captured with or without features, by this: ours are wanted in each.
+        server_args.enable_return_hidden_states = True
+        if hasattr(server_args, "return_hidden_states_mode"):
+            server_args.return_hidden_states_mode = "full"
         if server_args.max_running_requests is None:
             server_args.max_running_requests = DEFAULT_RUNNING
         if server_args.device == "cpu":
