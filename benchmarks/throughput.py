@@ -131,6 +131,8 @@ def main() -> int:
     args = parser.parse_args()
     if not args.shapes and not (args.target and args.drafter and args.prompts):
         parser.error("give --shapes, or --target, --drafter and --prompts")
+    if args.repeats < 2:
+        parser.error(f"--repeats must be at least 2, got {args.repeats}: the best budget is chosen on one half of the runs")
     from ddtree.cli.loaded import acceptance_of, card_of
     from ddtree.engine.measure import start_auto
 

@@ -223,11 +223,15 @@ class Conditioning:
         self.acceptance: dict[str, dict[str, float]] | None = None  # mean acceptance lengths: temperature -> budget -> length
         self.parent_table = self.candidate_table = self.older_table = None
         if tables:
-            with torch.no_grad():
-                if adapter.config.summary == "grandparent":
-                    self.older_table = adapter.older_token(target_model.embed_tokens)
-                self.parent_table = adapter.parent_token(target_model.embed_tokens)
-                self.candidate_table = adapter.candidate_token(target_model.lm_head.weight)
+            self._tabulate()
+
+    @torch.no_grad()
+    def _tabulate(self) -> None:
+        adapter, model = self.adapter, self.target_model
+        if adapter.config.summary == "grandparent":
+            self.older_table = adapter.older_token(model.embed_tokens)
+        self.parent_table = adapter.parent_token(model.embed_tokens)
+        self.candidate_table = adapter.candidate_token(model.lm_head.weight)
 
     @property
     def num_candidates(self) -> int:
@@ -294,8 +298,10 @@ class Conditioning:
 
     @cached_property
     def weights(self) -> AdapterWeights:
-        """What `transitions` reads, as its kernels want it; needs the tables."""
+        """What `transitions` reads, as its kernels want it."""
         adapter = self.adapter
+        if self.parent_table is None:
+            self._tabulate()
         layers = [(self.parent_table, adapter.mix.weight, adapter.mix.bias, adapter.out.weight, adapter.out.bias)]
         if adapter.config.summary == "grandparent":
             mix, out = adapter.older_mix, adapter.older_out
