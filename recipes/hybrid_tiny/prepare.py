@@ -40,8 +40,12 @@ def main() -> None:
     prose.save(out / "prose.json")
     pairs = sum(map(len, prose.conversations))
     _say(start, f"{len(prose.conversations):,} conversations of {pairs:,} turns, {len(prose.texts):,} raw texts")
-    tokenizer.write(tokenizer.train(tokenizer_texts(prose, arguments.seed)), out / "tokenizer")
-    _say(start, f"tokenizer of {tokenizer.VOCAB_SIZE} entries")
+    if arguments.tokenizer:
+        known = Tokenizer.from_file(str(arguments.tokenizer / "tokenizer.json"))
+    else:
+        known = tokenizer.train(tokenizer_texts(prose, arguments.seed))
+    tokenizer.write(known, out / "tokenizer")
+    _say(start, f"tokenizer of {known.get_vocab_size()} entries")
     items = held_out_items(arguments.seed)
     (out / "items.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items), encoding="utf-8")
     _say(start, f"{len(items)} held-out items")
@@ -137,6 +141,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--smollm2", type=Path, required=True, help="GGUF or folder whose tokenizer wrote the shards")
     parser.add_argument("--shards", type=Path, required=True, help="folder written by `ddtree train sample`, or one that holds several such")
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
+    parser.add_argument("--tokenizer", type=Path, help="folder of a trained target, whose tokenizer goes on: without it prompts are another model's")
     parser.add_argument("--samples", type=_count, default=3_000_000, help="training samples (default 3e6)")
     parser.add_argument("--prompts", type=_count, default=NUM_PROMPTS, help=f"prompts alone (default {NUM_PROMPTS})")
     parser.add_argument("--processes", type=_count, default=os.cpu_count() or 1, help="worker processes (default: all cores)")
