@@ -1,10 +1,12 @@
-"""Tokens per second of an SGLang server with the DDTREE plugin, by tree budget, and whether every budget says the same.
+"""SGLang with the DDTREE plugin beside plain SGLang and our own engine: tokens per second, acceptance length, tokens compared.
 
-    python -m benchmarks.sglang_budgets http://127.0.0.1:30000 --budgets 0,16,64 --max-tokens 128 --prompts 8
+    python -m benchmarks.sglang_budgets ask http://127.0.0.1:30000 --model FOLDER --concurrency 1,8 --out plain.json
+    python -m benchmarks.sglang_budgets ask http://127.0.0.1:30001 --model FOLDER --trace rounds.jsonl --against plain.json --out 16.json
+    python -m benchmarks.sglang_budgets ours --model FOLDER --drafter FOLDER --budgets 16,64 --against plain.json --out ours.json
 
-Budgets are asked for by request (`custom_params.tree_budget`), so the padded tree of the server's size is verified whatever they are:
-budget 0 here is not SGLang's plain decoding. For that, run this with `--budgets plain` against a server without the plugin.
-Prints a table, then one line of JSON.
+A server's tree budget is that of its start; `--budget` asks for a smaller one, in the server's padded trees. `--trace` is the file
+of its SGLANG_DDTREE_TRACE, from which paths through a child that is not its parent's first are counted. Prompts are chats.
+Each run is written as soon as it is done, so that a run cut short leaves what it has.
 """
 
 from __future__ import annotations
@@ -14,55 +16,163 @@ import json
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from ddtree.bench.workloads import load_prompts
 
-PLAIN = "plain"
+WARM_TOKENS = 24
 
 
-def ask(url: str, text: str, max_tokens: int, budget: str) -> dict:
-    """One greedy chat-less continuation through `/generate`."""
-    params = {"temperature": 0, "max_new_tokens": max_tokens}
-    if budget != PLAIN:
-        params["custom_params"] = {"tree_budget": int(budget)}
-    body = json.dumps({"text": text, "sampling_params": params}).encode()
-    request = urllib.request.Request(f"{url}/generate", body, {"content-type": "application/json"})
-    return json.load(urllib.request.urlopen(request, timeout=600))
+def rendered(model: Path, prompts: str, limit: int) -> list[list[int]]:
+    """The token ids of each prompt's first turn as a chat."""
+    from ddtree.text import Tokenizer, render_chat
+
+    tokenizer = Tokenizer.load(model)
+    turns = [prompt.turns[0] for prompt in load_prompts(prompts, limit)]
+    chats = [render_chat(tokenizer, [{"role": "user", "content": turn}]) for turn in turns]
+    return [tokenizer.encode(chat, add_special_tokens=False) for chat in chats]
 
 
-def run(url: str, texts: list[str], max_tokens: int, budget: str) -> dict:
-    """All prompts at once; tokens, seconds, and the acceptance length pooled over rounds."""
-    started = time.perf_counter()
-    with ThreadPoolExecutor(len(texts)) as pool:
-        answers = list(pool.map(lambda text: ask(url, text, max_tokens, budget), texts))
-    seconds = time.perf_counter() - started
+def answer(args: argparse.Namespace, prompt: list[int], max_tokens: int) -> dict:
+    """SGLang's answer to one prompt."""
+    params = {"temperature": args.temperature, "max_new_tokens": max_tokens}
+    if args.seed is not None:
+        params["sampling_seed"] = args.seed
+    if args.budget is not None:
+        params["custom_params"] = {"tree_budget": args.budget}
+    body = json.dumps({"input_ids": prompt, "sampling_params": params}).encode()
+    request = urllib.request.Request(f"{args.url}/generate", body, {"content-type": "application/json"})
+    return json.load(urllib.request.urlopen(request, timeout=120))
+
+
+def trace_lines(path: Path | None) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path and path.exists() else []
+
+
+def run_served(args: argparse.Namespace, prompts: list[list[int]], concurrency: int) -> dict:
+    """All prompts, `concurrency` at a time. The first token of an answer is the prefill's, so it is in no round."""
+    with ThreadPoolExecutor(concurrency) as pool:
+        list(pool.map(lambda prompt: answer(args, prompt, WARM_TOKENS), prompts[: max(concurrency, 2)]))
+        before, started = len(trace_lines(args.trace)), time.perf_counter()
+        answers = list(pool.map(lambda prompt: answer(args, prompt, args.max_tokens), prompts))
+        seconds = time.perf_counter() - started
     tokens = sum(each["meta_info"]["completion_tokens"] for each in answers)
-    rounds = sum(each["meta_info"].get("spec_verify_ct", 0) for each in answers)
+    rounds = sum(each["meta_info"].get("spec_verify_ct") or 0 for each in answers)
+    paths = trace_lines(args.trace)[before:]
     return {
-        "budget": budget,
+        "concurrency": concurrency,
+        "tokens": tokens,
+        "seconds": seconds,
         "tokens_per_s": tokens / seconds,
-        "acceptance_length": (tokens - len(texts)) / rounds if rounds else None,
+        "rounds": rounds,
+        "acceptance_length": (tokens - len(answers)) / rounds if rounds else None,
+        "traced_rounds": len(paths),
+        "traced_acceptance_length": sum(each["acceptance_length"] for each in paths) / len(paths) if paths else None,
+        "paths_through_a_later_child": sum(not each["first_children"] for each in paths),
         "answers": [each["output_ids"] for each in answers],
     }
 
 
+def run_ours(args: argparse.Namespace, prompts: list[list[int]], budget: int, engine, eos: frozenset[int]) -> dict:
+    """The same prompts in our own engine, one after another."""
+    from ddtree.engine.request import Request
+    from ddtree.sampling.params import SamplingParams
+
+    sampling = SamplingParams(args.temperature)
+    requests = [
+        Request(tuple(prompt), args.max_tokens, sampling, args.seed or 0, tree_budget=budget, eos_token_ids=eos)
+        for prompt in prompts
+    ]
+    engine.generate(requests[0])  # warm
+    started = time.perf_counter()
+    found = [engine.generate(request) for request in requests]
+    seconds = time.perf_counter() - started
+    tokens, rounds = sum(len(each.token_ids) for each in found), sum(each.stats.decode_rounds for each in found)
+    lengths = [(each.stats.mean_acceptance_length or 0) * each.stats.decode_rounds for each in found]
+    return {
+        "budget": budget,
+        "tokens": tokens,
+        "seconds": seconds,
+        "tokens_per_s": tokens / seconds,
+        "rounds": rounds,
+        "acceptance_length": sum(lengths) / rounds if rounds else None,
+        "answers": [list(each.token_ids) for each in found],
+    }
+
+
+def compare(runs: list[dict], against: Path | None) -> None:
+    """Add to each run how many answers equal those of the first run in `against`, and where the others part."""
+    if against is None or not against.exists():
+        return
+    expected = json.loads(against.read_text())["runs"][0]["answers"]
+    for run in runs:
+        pairs = list(zip(run["answers"], expected, strict=False))
+        parts = [_first_difference(*pair) for pair in pairs]
+        run["equal_answers"], run["compared_answers"] = sum(part is None for part in parts), len(parts)
+        run["first_differences"] = [part for part in parts if part is not None]
+
+
+def _first_difference(found: list[int], expected: list[int]) -> int | None:
+    both = min(len(found), len(expected))
+    different = [at for at in range(both) if found[at] != expected[at]]
+    return different[0] if different else (None if len(found) == len(expected) else both)
+
+
+def report(args: argparse.Namespace, runs: list[dict]) -> None:
+    """A line about the newest run, and all of them into the file."""
+    compare(runs, args.against)
+    shown = {name: value for name, value in runs[-1].items() if name not in ("answers", "first_differences")}
+    print(json.dumps(shown), flush=True)
+    asked = {name: str(value) for name, value in vars(args).items() if name != "run"}
+    args.out.write_text(json.dumps({"asked": asked, "runs": runs}))
+
+
+def ask(args: argparse.Namespace) -> None:
+    prompts, runs = rendered(args.model, args.prompts, args.limit), []
+    for concurrency in args.concurrency.split(","):
+        runs.append(run_served(args, prompts, int(concurrency)))
+        report(args, runs)
+
+
+def ours(args: argparse.Namespace) -> None:
+    from ddtree import load_engine
+    from ddtree.text import Tokenizer
+
+    prompts, runs = rendered(args.model, args.prompts, args.limit), []
+    budgets = [int(budget) for budget in args.budgets.split(",")]
+    engine = load_engine(
+        args.model, args.drafter, device=args.device, dtype=args.dtype, max_context=2048, max_tree_budget=max(budgets)
+    )
+    eos = frozenset(Tokenizer.load(args.model).eos_token_ids)
+    for budget in budgets:
+        runs.append(run_ours(args, prompts, budget, engine, eos))
+        report(args, runs)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("url")
-    parser.add_argument("--budgets", default="0,16,64")
-    parser.add_argument("--max-tokens", type=int, default=128)
-    parser.add_argument("--prompts", type=int, default=8)
+    commands = parser.add_subparsers(required=True)
+    asking, own = commands.add_parser("ask"), commands.add_parser("ours")
+    asking.add_argument("url")
+    asking.add_argument("--concurrency", default="1,8")
+    asking.add_argument("--budget", type=int)
+    asking.add_argument("--trace", type=Path)
+    own.add_argument("--drafter", type=Path, required=True)
+    own.add_argument("--budgets", default="16,64")
+    own.add_argument("--device", default="auto")
+    own.add_argument("--dtype", default="bfloat16")
+    for command, run in ((asking, ask), (own, ours)):
+        command.set_defaults(run=run)
+        command.add_argument("--model", type=Path, required=True)
+        command.add_argument("--prompts", default="humaneval,gsm8k,mt-bench")
+        command.add_argument("--limit", type=int, default=20)
+        command.add_argument("--max-tokens", type=int, default=64)
+        command.add_argument("--temperature", type=float, default=0.0)
+        command.add_argument("--seed", type=int)
+        command.add_argument("--against", type=Path)
+        command.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    texts = [prompt.turns[0] for prompt in load_prompts("humaneval", args.prompts)]
-    budgets = args.budgets.split(",")
-    run(args.url, texts, 8, budgets[0])  # warm
-    results = [run(args.url, texts, args.max_tokens, budget) for budget in budgets]
-    first = results[0]["answers"]
-    for each in results:
-        each["same_as_first"] = each.pop("answers") == first
-        length = "-" if each["acceptance_length"] is None else f"{each['acceptance_length']:.2f}"
-        print(f"budget {each['budget']:>5}  {each['tokens_per_s']:9.1f} tokens/s  acceptance {length}  same {each['same_as_first']}")
-    print(json.dumps(results))
+    args.run(args)
 
 
 if __name__ == "__main__":

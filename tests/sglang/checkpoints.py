@@ -1,6 +1,6 @@
 """SmolLM2 as SGLang reads models: a folder of config.json, safetensors and tokenizer, written from the GGUF that we fetch.
 
-`python -m tests.sglang.checkpoints FOLDER` writes two: `whole`, and `padded`, whose attention has one more group of heads, all
+`python -m tests.sglang.checkpoints FOLDER [GGUF]` writes two: `whole`, and `padded`, whose attention has one more group of heads, all
 zeros, so that two tensor-parallel ranks share its 12 query and 4 key/value heads evenly. Both are the same function. And
 `drafter`, SmolLM2's in safetensors, for programs that read no GGUF.
 """
@@ -23,9 +23,9 @@ from ddtree.training.export import save_drafter
 HEAD_AXIS = {"q_proj": 0, "k_proj": 0, "v_proj": 0, "o_proj": 1}
 
 
-def write(folder: Path, more_groups: int = 0) -> Path:
-    """The target in fp32, with `more_groups` groups of attention heads that add nothing."""
-    source = fetch("smollm2", progress=False)
+def write(folder: Path, more_groups: int = 0, source: Path | None = None) -> Path:
+    """The target of `source` in fp32, with `more_groups` groups of attention heads that add nothing."""
+    source = source or fetch("smollm2", progress=False)
     model = load_target(source, "cpu", torch.float32)
     config = model.config
     width = {"q_proj": config.num_heads // config.num_kv_heads * config.head_dim, "k_proj": config.head_dim}
@@ -80,6 +80,8 @@ def write_drafter(folder: Path) -> Path:
 
 
 if __name__ == "__main__":
-    print(write_drafter(Path(sys.argv[1]) / "drafter"))
+    given = Path(sys.argv[2]) if sys.argv[2:] else None
+    if given is None:
+        print(write_drafter(Path(sys.argv[1]) / "drafter"))
     for name, groups in (("whole", 0), ("padded", 1)):
-        print(write(Path(sys.argv[1]) / name, groups))
+        print(write(Path(sys.argv[1]) / name, groups, given))
