@@ -25,13 +25,13 @@ from ddtree.kernels.causal_conv import (
 )
 from ddtree.kernels.fused import gate_heads, norm_and_gate, rms_norm
 from ddtree.kernels.gated_delta import (
-    NODES,
     TOKENS,
     Walks,
     gated_delta_prefill_pooled,
     gated_delta_step_pooled,
     gated_delta_tree_pooled,
     gated_delta_walk_pooled,
+    leaf_walks,
 )
 from ddtree.kernels.lineage import lineage_pooled
 from ddtree.kernels.linear import Norm, fused_linear
@@ -199,12 +199,9 @@ class PooledTarget:
 
 
 def walks_of(rows: PooledRows, lineage: torch.Tensor) -> Walks:
-    """Every node by itself, or consecutive tokens one after another."""
+    """Down to each leaf, or consecutive tokens one after another."""
     if rows.mode == TREE:
-        depths = (lineage >= 0).sum(1, dtype=torch.int32)
-        lengths = torch.where(rows.row_slots >= 0, depths, 0)
-        first_row = torch.arange(rows.num_rows, device=lineage.device, dtype=torch.int32) - rows.row_indices
-        return Walks(NODES, rows.row_slots, first_row, lineage, lengths)
+        return leaf_walks(lineage, rows.row_slots, rows.row_indices)
     paths = rows.row_indices.view(rows.num_sequences, -1)
     return Walks(TOKENS, rows.slots, rows.starts[:-1], paths, rows.starts.diff())
 

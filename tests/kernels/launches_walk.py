@@ -12,7 +12,7 @@ from tests.kernels.launches_recurrent import LARGE, SMALL, delta_inputs, integer
 def walked(shape, kind: int, rows: int, dtype: torch.dtype):
     def launch() -> None:
         mixed, log_decay, beta, states, out = delta_inputs(shape, rows, dtype)
-        walks = Walks(kind, integers(rows), integers(rows), integers(rows, 16), integers(rows))
+        walks = Walks(kind, integers(rows), integers(rows), integers(rows, 16), integers(rows), integers(rows))
         walk(mixed[None], log_decay[None], beta[None], states[None], walks, shape, out)
 
     return launch

@@ -13,6 +13,7 @@ from ddtree.kernels.gated_delta import (
     Walks,
     gated_delta_tree_reference,
     gated_delta_walk_pooled,
+    leaf_walks,
     walk_twin,
 )
 from ddtree.kernels.lineage import lineage_pooled_reference
@@ -28,7 +29,7 @@ from tests.kernels.recurrent_pools import (
     needs_triton,
     poison,
 )
-from tests.kernels.trees import TREES, ancestor_mask, longest_path, random_parents, worst_error
+from tests.kernels.trees import TREES, ancestor_mask, leaf_paths, longest_path, random_parents, worst_error
 
 CLOSE = 1e-5
 REACH = 16
@@ -50,17 +51,32 @@ def run(way: str, *arguments) -> None:
 
 
 def nodes_of(layout: Layout) -> Walks:
-    """Every row by itself."""
+    """Down to each leaf."""
     slots, indices = layout.row_slots, layout.row_indices
     lineage = lineage_pooled_reference(slots, indices, layout.parents, REACH).to(DEVICE)
-    lengths = torch.where(slots >= 0, (lineage >= 0).sum(1, dtype=torch.int32), 0)
-    return Walks(NODES, slots, torch.arange(len(slots), device=DEVICE, dtype=torch.int32) - indices, lineage, lengths)
+    return leaf_walks(lineage, slots, indices)
 
 
 def run_nodes(way: str, given: Round, out: torch.Tensor | None = None) -> torch.Tensor:
     out = given.out() if out is None else out
     run(way, given.mixed[None], given.log_decay[None], given.beta[None], given.states[None], nodes_of(given.layout), given.shape, out)
     return out
+
+
+@pytest.mark.parametrize("trees", [["random65"], ["chain65", "star65"], ["two", "random17", "one"]])
+def test_walks_to_leaves_write_every_row_once(trees):
+    layout = Layout([TREES[name] for name in trees])
+    lineage = lineage_pooled_reference(layout.row_slots, layout.row_indices, layout.parents, 128)
+    walks, written = leaf_walks(lineage.to(DEVICE), layout.row_slots, layout.row_indices), []
+    assert walks.kind == NODES
+    for walk, (first, length, wanted) in enumerate(zip(walks.firsts.tolist(), walks.lengths.tolist(), walks.wanted.tolist(), strict=True)):
+        path = lineage[walk, 128 - length :].tolist() if length > 0 else []
+        written += [first + local for local in path[wanted:]]
+    count = sum(layout.counts)
+    assert sorted(written) == list(range(count))
+    assert (walks.lengths[count:] == 0).all(), "padding is nobody's"
+    leaves = sum(len(leaf_paths(tree)) for tree in layout.trees)
+    assert int((walks.lengths > 0).sum()) == leaves
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

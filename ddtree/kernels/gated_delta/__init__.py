@@ -29,7 +29,7 @@ from ddtree.kernels.gated_delta.sequence import (
     gated_delta_tree,
 )
 from ddtree.kernels.gated_delta.staged import StagedRows
-from ddtree.kernels.gated_delta.walk import COMMITS, NODES, TOKENS, Walks, gated_delta_walk_pooled
+from ddtree.kernels.gated_delta.walk import COMMITS, NODES, TOKENS, Walks, gated_delta_walk_pooled, leaf_walks
 
 __all__ = [
     "CHUNK",
@@ -49,4 +49,5 @@ __all__ = [
     "gated_delta_tree_pooled",
     "gated_delta_tree_reference",
     "gated_delta_walk_pooled",
+    "leaf_walks",
 ]

@@ -30,15 +30,50 @@ def dot_rows(rows, other_rows):
 def dot_matrix(rows, matrix, total):
     """total [n, V] + rows [n, K] x matrix [K, V] fp32, to about fp32."""
     if rows.dtype == tl.bfloat16:
-        # Three bf16 parts hold all 24 bits of an fp32 number, so only the additions round.
-        high = matrix.to(tl.bfloat16)
-        rest = matrix - high.to(tl.float32)
-        middle = rest.to(tl.bfloat16)
-        low = (rest - middle.to(tl.float32)).to(tl.bfloat16)
-        total = tl.dot(rows, low, total)
-        total = tl.dot(rows, middle, total)
-        return tl.dot(rows, high, total)
+        # Three bf16 parts, cut off and not rounded, hold all 24 bits of an fp32 number: only the additions round.
+        high = _upper_half(matrix)
+        rest = matrix - high
+        middle = _upper_half(rest)
+        total = tl.dot(rows, _as_bf16(rest - middle), total)
+        total = tl.dot(rows, _as_bf16(middle), total)
+        return tl.dot(rows, _as_bf16(high), total)
     return tl.dot(rows.to(tl.float32), matrix, total, input_precision="tf32x3")
+
+
+@triton.jit
+def _upper_half(numbers):
+    """fp32 without the lower 16 bits."""
+    return (numbers.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _as_bf16(numbers):
+    """fp32 whose lower 16 bits are 0, moved and not converted, which is slow."""
+    return (numbers.to(tl.int32, bitcast=True) >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+
+
+@triton.jit
+def related(ancestor_mask, mask_stride, rows, columns, present, there, CAUSAL: tl.constexpr):
+    """[n, m] bool: column is row or its ancestor; false where `present` [n] or `there` [m] is."""
+    both = present[:, None] & there[None, :]
+    earlier = columns[None, :] <= rows[:, None]
+    if CAUSAL:
+        return earlier & both
+    return (tl.load(ancestor_mask + rows[:, None] * mask_stride + columns[None, :], mask=both, other=0) != 0) & earlier
+
+
+@triton.jit
+def path_sums(log_decay, ancestor_mask, mask_stride, rows, present, end, VALUE_HEADS: tl.constexpr, SUMMED: tl.constexpr,
+              CAUSAL: tl.constexpr):  # fmt: skip
+    """[n] fp64: the log decays along each row's path, itself included; the path lies before row `end`."""
+    sums = tl.zeros(rows.shape, tl.float64)
+    for other in range(0, end, SUMMED):
+        columns = other + tl.arange(0, SUMMED)
+        there = columns < end
+        on_path = related(ancestor_mask, mask_stride, rows, columns, present, there, CAUSAL)
+        terms = tl.load(log_decay + columns * VALUE_HEADS, mask=there, other=0.0).to(tl.float64)
+        sums += tl.sum(tl.where(on_path, terms[None, :], 0.0), axis=1)
+    return sums
 
 
 @triton.jit
@@ -80,8 +115,23 @@ def unit_lower_solve(lower, right, SIZE: tl.constexpr, DIAGONAL: tl.constexpr):
 
 @triton.jit
 def unit_lower_inverse(lower, SIZE: tl.constexpr):
-    """(I + lower)^-1 [n, n], `lower` being 0 on and above the diagonal; n = SIZE = 16 or 32."""
-    return tl.reshape(_inverse(tl.reshape(lower, (1, SIZE, SIZE)), SIZE), (SIZE, SIZE))
+    """(I + lower)^-1 [n, n], `lower` being 0 on and above the diagonal; n = SIZE = 16 or 32.
+
+    32 rows are two inverses of 16 in IEEE fp32, side by side, joined in three-part TF32: IEEE products of 32 rows spill.
+    """
+    if SIZE == 16:
+        inverse = tl.reshape(_inverse(tl.reshape(lower, (1, 16, 16)), 16), (16, 16))
+    else:
+        block = tl.arange(0, 2)
+        on_diagonal = block[:, None, None, None] == block[None, None, :, None]
+        small = tl.sum(tl.where(on_diagonal, tl.reshape(lower, (2, 16, 2, 16)), 0.0), axis=2)
+        inverses = _inverse(small, 16)
+        inverse = tl.reshape(tl.where(on_diagonal, inverses[:, :, None, :], 0.0), (32, 32))
+        row, column = tl.arange(0, 32)[:, None], tl.arange(0, 32)[None, :]
+        corner = tl.where(row // 16 != column // 16, lower, 0.0)
+        product = tl.dot(inverse, corner, input_precision="tf32x3")
+        inverse = tl.dot(0.0 - product, inverse, inverse, input_precision="tf32x3")
+    return inverse
 
 
 @triton.jit

@@ -1,4 +1,6 @@
-"""The gated delta rule of whole draft trees in one launch: the closed form, blocked (design.md §3).
+"""The gated delta rule of whole draft trees: the closed form, blocked (design.md §3), here in one launch.
+
+Most trees are quicker in three launches that do not wait inside (`triton_phases`); `tree` chooses.
 
 A program owns one block of rows of one sequence, one value head and a tile of the value dim. What does not depend on
 earlier blocks (norms, decays, what the state holds at its keys and queries, the inverse of its own system) all programs
@@ -14,11 +16,14 @@ import torch
 import triton
 import triton.language as tl
 
+from ddtree.kernels.gated_delta import triton_phases
 from ddtree.kernels.gated_delta.triton_block import (
     decay_between,
     dot_matrix,
     dot_rows,
     inverse_norms,
+    path_sums,
+    related,
     unit_lower_inverse,
 )
 
@@ -44,11 +49,20 @@ def tiles_for(max_rows: int, dtype: torch.dtype) -> TreeTiles:
     return TreeTiles(16, 32, 128, 4, 1)
 
 
+PHASES_FROM_ROWS = 33  # fewer are as quick in one launch
+
+
+def phases_pay(max_rows: int, num_sequences: int, total_rows: int, shape) -> bool:
+    """Whether three launches are quicker, and what lies between them has room."""
+    rows = triton_phases.PhaseTiles().rows
+    return max_rows >= PHASES_FROM_ROWS and triton_phases.fits(max_rows, num_sequences, total_rows, shape, rows)
+
+
 _counters: dict[torch.device, torch.Tensor] = {}
 
 
 def counters_for(device: torch.device, count: int) -> torch.Tensor:
-    """At least `count` int32 zeros that the launches of a device share, one launch after another; each leaves zeros behind.
+    """At least `count` int64 zeros that the launches of a device share, one launch after another; each leaves zeros behind.
 
     Never freed, as captured graphs keep their address: a larger one takes over, the smaller one stays. Two engines of one
     process that launch on different streams of one device must not share them.
@@ -57,7 +71,7 @@ def counters_for(device: torch.device, count: int) -> torch.Tensor:
         _kept.append(_counters.get(device))
         size = max(count, 16384)
         with torch.inference_mode(False):
-            _counters[device] = torch.zeros(size, dtype=torch.int32, device=device)
+            _counters[device] = torch.zeros(size, dtype=torch.int64, device=device)
     return _counters[device]
 
 
@@ -66,10 +80,18 @@ _kept: list = []
 
 def tree(
     mixed, log_decay, beta, ancestor_mask, states, slots, starts, max_rows, shape, out, keys, solved, log_decays,
-    row_slots=None, tiles: TreeTiles | None = None,
+    row_slots=None, tiles: TreeTiles | triton_phases.PhaseTiles | None = None,
 ) -> None:
-    """Arguments as in `pooled.gated_delta_tree_pooled`."""
+    """Arguments as in `pooled.gated_delta_tree_pooled`. ValueError for more rows than the launch has bits for."""
+    given = (mixed, log_decay, beta, ancestor_mask, states, slots, starts, max_rows, shape, out, keys, solved, log_decays)
+    if tiles is None and phases_pay(max_rows, slots.shape[0], mixed.shape[0], shape):
+        tiles = triton_phases.PhaseTiles()
+    if isinstance(tiles, triton_phases.PhaseTiles):
+        triton_phases.tree(*given, row_slots, tiles)
+        return
     tiles = tiles or tiles_for(max_rows, mixed.dtype)
+    if max_rows > 65 * tiles.rows:
+        raise ValueError(f"max_rows must be at most {65 * tiles.rows} in one launch, got {max_rows}: split the sequence")
     value_tile = min(tiles.values, max(16, triton.next_power_of_2(shape.value_dim)))
     num_tiles, num_heads = triton.cdiv(shape.value_dim, value_tile), shape.num_value_heads * slots.shape[0]
     grid = (num_tiles, num_heads, triton.cdiv(max_rows, tiles.rows))
@@ -146,28 +168,16 @@ def _tree_kernel(
     key = tl.load(raw_keys + rows[:, None] * mixed_stride + along_key[None, :], mask=row_keys, other=0.0)
     value = tl.load(values + rows[:, None] * mixed_stride + along_value[None, :], mask=row_values, other=0.0)
     strength = tl.load(beta + rows * VALUE_HEADS, mask=present, other=0.0).to(tl.float32)
-    if CAUSAL:
-        own = (rows[None, :] <= rows[:, None]) & (present[:, None] & present[None, :])
-    else:
-        own = _related(ancestor_mask, mask_stride, rows, rows, present, present)
-
-    sums = tl.zeros([ROWS], tl.float64)
-    for other in range(0, tl.minimum(start + ROWS, num_rows), SUMMED_ROWS):
-        columns = other + tl.arange(0, SUMMED_ROWS)
-        there = columns < num_rows
-        if CAUSAL:
-            related = (columns[None, :] <= rows[:, None]) & (present[:, None] & there[None, :])
-        else:
-            related = _related(ancestor_mask, mask_stride, rows, columns, present, there)
-        terms = tl.load(log_decay + columns * VALUE_HEADS, mask=there, other=0.0).to(tl.float64)
-        sums += tl.sum(tl.where(related, terms[None, :], 0.0), axis=1)
+    own = related(ancestor_mask, mask_stride, rows, rows, present, present, CAUSAL)
+    end = tl.minimum(start + ROWS, num_rows)
+    sums = path_sums(log_decay, ancestor_mask, mask_stride, rows, present, end, VALUE_HEADS, SUMMED_ROWS, CAUSAL)
     tl.store(log_decays + rows * VALUE_HEADS, sums, mask=inside)
     alone = num_rows <= ROWS
     summed = counters + 2 * ((sequence * VALUE_HEADS + head) * tl.num_programs(0) + tile)
     done = summed + 1
-    if not alone:
+    if end < num_rows:
         tl.debug_barrier()  # all threads have stored before one of them says so
-        tl.atomic_add(summed, 1, sem="release")
+        tl.atomic_add(summed, tl.full([], 1, tl.int64) << (start // ROWS), sem="release")
 
     # What the state holds at the keys and at the queries; the block's own system, inverted.
     query_norm, key_norm = inverse_norms(query), inverse_norms(key)
@@ -188,23 +198,22 @@ def _tree_kernel(
         columns = other + tl.arange(0, OTHER_ROWS)
         there = columns < start
         blocks = tl.cdiv(tl.minimum(other + OTHER_ROWS, start), ROWS)
-        while tl.atomic_add(summed, 0, sem="acquire") < blocks:
+        # Each block by its own bit: later ones may have been quicker.
+        needed = ((tl.full([], 2, tl.int64) << (blocks - 1 - other // ROWS)) - 1) << (other // ROWS)
+        while (tl.atomic_add(summed, 0, sem="acquire") & needed) != needed:
             pass
         tl.debug_barrier()
-        if CAUSAL:
-            related = present[:, None] & there[None, :]
-        else:
-            related = _related(ancestor_mask, mask_stride, rows, columns, present, there)
+        reached = related(ancestor_mask, mask_stride, rows, columns, present, there, CAUSAL)
         other_key = tl.load(
             raw_keys + columns[:, None] * mixed_stride + along_key[None, :],
             mask=there[:, None] & in_key[None, :],
             other=0.0,
         )
         other_sums = tl.load(log_decays + columns * VALUE_HEADS, mask=there, other=0.0, cache_modifier=".cg")
-        weights = decay_between(sums, other_sums, related) * inverse_norms(other_key)[None, :]
+        weights = decay_between(sums, other_sums, reached) * inverse_norms(other_key)[None, :]
         # By selection: padding among the columns may be NaN.
-        from_keys = tl.where(related, dot_rows(key, other_key) * weights, 0.0)
-        from_queries = tl.where(related, dot_rows(query, other_key) * weights, 0.0)
+        from_keys = tl.where(reached, dot_rows(key, other_key) * weights, 0.0)
+        from_queries = tl.where(reached, dot_rows(query, other_key) * weights, 0.0)
         while tl.atomic_add(done, 0, sem="acquire") < blocks:
             pass
         tl.debug_barrier()
@@ -237,14 +246,3 @@ def _tree_kernel(
         result.to(out.dtype.element_ty),
         mask=written_values,
     )
-
-
-@triton.jit
-def _related(ancestor_mask, mask_stride, rows, columns, present, there):
-    """[n, m] bool: column is row or its ancestor; false where `present` [n] or `there` [m] is."""
-    marks = tl.load(
-        ancestor_mask + rows[:, None] * mask_stride + columns[None, :],
-        mask=present[:, None] & there[None, :],
-        other=0,
-    )
-    return (marks != 0) & (columns[None, :] <= rows[:, None])

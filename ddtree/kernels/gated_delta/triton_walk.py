@@ -28,7 +28,7 @@ def _row(
 
 @triton.jit(do_not_specialize=["num_walks", "num_slots", "path_stride", "num_steps", "kind", "mixed_stride", "gate_stride"])
 def _walk_kernel(
-    mixed, log_decay, beta, states, slots, firsts, paths, lengths, out,
+    mixed, log_decay, beta, states, slots, firsts, paths, lengths, wanted, out,
     num_walks, num_slots, path_stride, num_steps, kind, mixed_stride, gate_stride, scale,
     KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
     KEY_TILE: tl.constexpr, VALUE_TILE: tl.constexpr,
@@ -43,7 +43,7 @@ def _walk_kernel(
     in_key, in_value = along_key < KEY_DIM, along_value < VALUE_DIM
     out += head * VALUE_DIM + along_value
     if (slot < 0) | (length <= 0):
-        if kind == 0:
+        if (kind == 0) & ((slot < 0) | (length == 0)):
             tl.store(out + walk.to(tl.int64) * (VALUE_HEADS * VALUE_DIM), tl.zeros([VALUE_TILE], out.dtype.element_ty), mask=in_value)
         return
     key_head = head // (VALUE_HEADS // KEY_HEADS)
@@ -56,8 +56,7 @@ def _walk_kernel(
     state = tl.load(places, mask=in_state, other=0.0)
     first = tl.load(firsts + walk).to(tl.int64)
     paths += walk.to(tl.int64) * path_stride + tl.where(kind == 0, num_steps - length, 0)
-    # From this step on results are wanted.
-    wanted = tl.where(kind == 0, length - 1, tl.where(kind == 1, 0, length))
+    from_step = tl.where(kind == 0, tl.load(wanted + walk), tl.where(kind == 1, 0, length))
     row = first + tl.load(paths)
     query, key, value, decay, strength = _row(
         mixed, log_decay, beta, row, key_head, head, along_key, along_value, in_key, in_value,
@@ -75,7 +74,7 @@ def _walk_kernel(
         state *= tl.exp(decay)
         solution = strength * (value.to(tl.float32) - tl.sum(state * unit[:, None], axis=0))
         state += unit[:, None] * solution[None, :]
-        if step >= wanted:
+        if step >= from_step:
             result = tl.sum(state * probe[:, None], axis=0)
             tl.store(out + row * (VALUE_HEADS * VALUE_DIM), result.to(out.dtype.element_ty), mask=in_value)
         row, query, key, value, decay, strength = following, next_query, next_key, next_value, next_decay, next_strength
@@ -85,14 +84,15 @@ def _walk_kernel(
 
 def walk(mixed, log_decay, beta, states, walks, shape, out) -> None:
     """Arguments as in `walk.gated_delta_walk_pooled`."""
-    kind, slots, firsts, paths, lengths = walks
+    kind, slots, firsts, paths, lengths, wanted = walks
     num_layers, num_walks = states.shape[0], slots.shape[0]
     if not num_walks:
         return
     value_tile = min(VALUES, triton.next_power_of_2(shape.value_dim))
     grid = (triton.cdiv(shape.value_dim, value_tile), shape.num_value_heads, num_layers * num_walks)
     _walk_kernel[grid](
-        mixed, log_decay, beta, states, slots, firsts, paths, lengths, mixed if out is None else out,
+        mixed, log_decay, beta, states, slots, firsts, paths, lengths, lengths if wanted is None else wanted,
+        mixed if out is None else out,
         num_walks, states.shape[1], paths.stride(0), paths.shape[1], kind, mixed.stride(0), log_decay.stride(0),
         shape.key_dim**-0.5,
         KEY_HEADS=shape.num_key_heads,

@@ -11,19 +11,19 @@ L2_EPS = 1e-6
 
 def walk(mixed, log_decay, beta, states, walks, shape, out) -> None:
     """Arguments as in `walk.gated_delta_walk_pooled`."""
-    kind, slots, firsts, paths, lengths = walks
+    kind, slots, firsts, paths, lengths, wanted = walks
     for unit, (slot, first, length) in enumerate(zip(slots.tolist(), firsts.tolist(), lengths.tolist(), strict=True)):
         if slot < 0 or length <= 0:
-            if kind == 0:
+            if kind == 0 and length >= 0:
                 out[unit] = 0
             continue
         path = (paths[unit, -length:] if kind == 0 else paths[unit, :length]).tolist()
         for layer in range(states.shape[0]):
             state = states[layer, slot].clone()
-            for local in path:
+            for number, local in enumerate(path):
                 row = first + local
                 state, result = step(mixed[layer, row], log_decay[layer, row], beta[layer, row], state, shape)
-                if kind == 1 or (kind == 0 and row == unit):
+                if kind == 1 or (kind == 0 and number >= int(wanted[unit])):
                     out[row] = result
             if kind:
                 states[layer, slot] = state
