@@ -41,8 +41,9 @@ def test_the_config_may_be_named_in_the_environment(tmp_path):
 
 
 def test_switches_and_lists_in_the_environment():
-    found = settle([], {"DDTREE_NO_UI": "yes", "DDTREE_VERBOSE": "0", "DDTREE_CORS_ORIGIN": "https://a, https://b"})
-    assert found.args.no_ui is True and found.args.verbose is False and found.args.cors_origin == ["https://a", "https://b"]
+    switches = {"DDTREE_NO_UI": "yes", "DDTREE_VERBOSE": "0", "DDTREE_BATCH_INVARIANT": "1"}
+    found = settle([], {**switches, "DDTREE_CORS_ORIGIN": "https://a, https://b"})
+    assert found.args.no_ui is found.args.batch_invariant is True and found.args.verbose is False and found.args.cors_origin == ["https://a", "https://b"]
 
 
 def test_a_key_is_not_shown():

@@ -7,10 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from ddtree.bench.run import engine_facts
 from ddtree.engine.config import EngineConfig
 from ddtree.engine.loading import load_engine
+from ddtree.engine.measure import facts_of as cost_facts
 from ddtree.engine.pooled import pooled_engine
 from ddtree.sampling.params import SamplingParams
+from ddtree.server.facts import facts_of
 from tests.engine.pools import Pair, ask, run_schedule, seeded, tokens
 
 GPU = torch.cuda.is_available()
@@ -96,3 +99,10 @@ def test_a_cpu_engine_says_why_it_has_no_such_mode(tmp_path):
     with pytest.raises(ValueError, match="batch_invariant is for the engine of a GPU, this one runs on cpu: leave it out"):
         load_engine(tmp_path, device="cpu", batch_invariant=True)
 
+
+def test_the_mode_is_said_where_results_are_read(pair):
+    for chosen in (True, False):
+        engine = pair.engine(batch_invariant=chosen)
+        assert facts_of(engine, 0).batch_invariant is chosen  # what /stats and the start-up line say
+        assert engine_facts(engine)["batch_invariant"] is chosen  # a benchmark's result
+        assert cost_facts(engine)["batch_invariant"] is chosen  # costs that were measured in the other mode are not taken
