@@ -48,8 +48,8 @@ class Serving:
         self.model = self.client.model()
 
     def facts(self) -> dict:
-        """What the server says of itself: model, and where it can, drafter, dtype, device, version."""
-        names = ("drafter", "dtype", "device", "version")
+        """What the server says of itself: model, and where it can, drafter, dtype, device, mode and version."""
+        names = ("drafter", "dtype", "device", "batch_invariant", "version")
         stats = self.client.get("/stats") or {}
         return {"model": self.client.model()} | {name: stats.get(name) or None for name in names}
 

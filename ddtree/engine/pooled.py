@@ -71,7 +71,7 @@ def without_pools(engine: Engine) -> Engine:
         return engine
     model, layers = engine.target.model, engine.target.feature_layers
     drafter = Drafter(engine.drafter.model, model, engine.drafter.conditioning) if engine.drafter is not None else None
-    config = replace(engine.config, cache_bytes=0, prefix_bytes=0)
+    config = replace(engine.config, cache_bytes=0, prefix_bytes=0, batch_invariant=False)
     return Engine(Target(model, layers), drafter, config, engine.vocab_size)
 
 
