@@ -126,6 +126,8 @@ def _run(args: argparse.Namespace) -> int:
     console.width = max(console.width, WIDTH)  # a table broken to 80 columns cannot be read
     if args.compare:
         return _compare(args, console)
+    if args.url and args.batch_invariant:
+        raise ValueError("--batch-invariant is set where the server starts, not with --url: ddtree serve --batch-invariant")
     if not args.url and (args.concurrency or args.rate):
         raise ValueError(
             "--concurrency and --rate need --url: the engine in this process takes one request at a time"
