@@ -25,7 +25,7 @@ from ddtree.kernels.linear.triton_invariant import invariant_linear_triton
 # columns and K of a tile, programs that parts of K may make, stages of tiles of 64 rows and of 128
 CANDIDATES = (
     (64, 64, 160, 4, 3), (64, 64, 320, 4, 3), (64, 128, 160, 3, 2), (64, 128, 320, 3, 2), (128, 64, 160, 4, 3), (128, 64, 320, 4, 3),
-    (128, 64, 1, 4, 3), (64, 64, 1, 4, 3), (128, 128, 160, 2, 1), (256, 64, 160, 2, 1),
+    (128, 64, 1, 4, 3), (64, 64, 1, 4, 3), (128, 128, 160, 2, 1), (256, 64, 160, 2, 1), (128, 64, 160, 3, 3),
 )  # fmt: skip
 
 

@@ -87,8 +87,9 @@ def plan_invariant(weight: torch.Tensor, swiglu: bool) -> InvariantPlan:
     num_columns, width = weight.shape[0] // 2 if swiglu else weight.shape[0], weight.shape[1]
     if weight.dtype == torch.float32:  # fused multiply-adds, one after another along K
         return InvariantPlan(32, 32, 1, ((None, 32, 4, 2),))
-    # A warpgroup multiplies 64 rows at once, be they there or not. Twice as many are two warpgroups' work.
-    rows = ((64, 64, 4, 4), (None, 128, 8, 3))
+    # A warpgroup multiplies 64 rows at once, be they there or not. Twice as many are two warpgroups' work. With a gate there are
+    # twice as many tiles: with three stages, three of them have room on a processor, and none is left for a second turn.
+    rows = ((64, 64, 4, 3 if swiglu else 4), (None, 128, 8, 3))
     block_n = 64 if swiglu or num_columns < 2048 else 128
     num_tiles = -(-num_columns // block_n)
     # Few columns: parts of K keep the card busy. Their number goes by the shape, so every row is added up in one way.
