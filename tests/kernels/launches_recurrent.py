@@ -80,6 +80,9 @@ def launches():
     for rows in (16, 32, 64, 256, 1025):
         yield f"tree {rows}", tree(LARGE, rows, half)
     yield "chain 64", tree(LARGE, 64, half, causal=True)
+    for rows in (64, 256):
+        yield f"tree {rows} in one launch", tree(LARGE, rows, half, tiles=triton_tree.tiles_for(rows, half))
+    yield "tree 64 fp32 in one launch", tree(LARGE, 64, single, tiles=triton_tree.tiles_for(64, single))
     yield "tree 64 fp32", tree(LARGE, 64, single)
     yield "tree 64 small fp32", tree(SMALL, 64, single)
     yield "prefill", prefill(LARGE, half)

@@ -58,8 +58,11 @@ def related(ancestor_mask, mask_stride, rows, columns, present, there, CAUSAL: t
     both = present[:, None] & there[None, :]
     earlier = columns[None, :] <= rows[:, None]
     if CAUSAL:
-        return earlier & both
-    return (tl.load(ancestor_mask + rows[:, None] * mask_stride + columns[None, :], mask=both, other=0) != 0) & earlier
+        result = earlier & both
+    else:
+        marks = tl.load(ancestor_mask + rows[:, None] * mask_stride + columns[None, :], mask=both, other=0)
+        result = earlier & (marks != 0)
+    return result
 
 
 @triton.jit
