@@ -118,7 +118,9 @@ def _draw_speedup(axes, series: list[Series]) -> None:
         _points(axes, each)
         if each.predicted:
             label = f"predicted, {each.label}" if named else "predicted: acceptance x T_plain / T_round"
-            look = {"color": PREDICTED, "marker": "." if each.kind == "trees" else "x", "linestyle": "-" if each.filled else "--"}
+            look = {"color": PREDICTED, "marker": "x", "linestyle": "none"}
+            if each.kind == "trees":
+                look |= {"marker": ".", "linestyle": "-" if each.filled else "--"}
             axes.plot(list(each.predicted), list(each.predicted.values()), label=label, zorder=3, **look)
             named = True
     axes.set_title("speedup over plain decoding")

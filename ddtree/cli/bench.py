@@ -15,7 +15,7 @@ DEFAULT_BUDGETS = "0,chain,4,8,16,32,64"
 DEFAULT_PROMPTS = "humaneval,gsm8k,math500,mt-bench"
 NAMED = ("chain", "auto")  # configurations that are no number of nodes
 REFUSED = 1  # exit status
-WIDTH = 132  # columns of the table
+WIDTH = 140  # columns of the table
 
 
 def add_bench(parser: argparse.ArgumentParser) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -27,14 +28,14 @@ KINDS = pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "s
 SCORINGS = pytest.mark.parametrize("scoring", ["factorised", "conditioned"])
 
 
-def pair_of_engines(device: str, graphs: bool = True) -> tuple[Engine, Engine]:
+def pair_of_engines(device: str, graphs: bool = True, summary: str = "none") -> tuple[Engine, Engine]:
     """Per-sequence caches on the CPU, and pools on `device`; one adapter beside both."""
     plain, model_pair = random_hybrid("cpu", torch.float32), random_hybrid(device, torch.float32)
-    adapter, config = adapter_for(plain, "none"), EngineConfig(max_context=512, max_tree_budget=64, prefill_chunk=24, max_running=3)
+    adapter, config = adapter_for(plain, summary), EngineConfig(max_context=512, max_tree_budget=64, prefill_chunk=24, max_running=3)
     model = plain.target.model
     host = Engine(plain.target, Drafter(plain.drafter.model, model, Conditioning(adapter, model, tables=False)), config, VOCAB)
     model, drafter = model_pair.target.model, model_pair.drafter.model
-    conditioning = Conditioning(adapter_for(plain, "none").to(device), model, tables=True)
+    conditioning = Conditioning(adapter_for(plain, summary).to(device), model, tables=True)
     return host, pooled_engine(model, drafter, config, max_rows=256, conditioning=conditioning, graphs=graphs)
 
 
@@ -81,6 +82,24 @@ def test_with_an_adapter_each_node_is_its_parents_best_child(engines):
             break
         node = int(children[0])
         assert tree.token_ids[node] == conditioned.token_ids[depth]
+
+
+def test_a_chain_knows_the_grandparent_where_the_adapter_does(monkeypatch):
+    host, pooled = pair_of_engines("cpu", summary="grandparent")
+    monkeypatch.setattr(pooled.target, "verify", None)
+    one, other = (trees_of(engine, chain(2, SAMPLED, max_tokens=8))[0] for engine in (host, pooled))
+    assert one.is_chain and one.token_ids.tolist() == other.token_ids.tolist()
+    assert one.scores == pytest.approx(other.scores, abs=1e-4)
+
+
+@SCORINGS
+def test_no_chain_promises_more_than_the_tree_of_as_many_nodes(engines, scoring):
+    """Why auto needs none (docs/auto.md): at the scores that both are built by."""
+    host, _ = engines
+    for length in (2, BLOCK - 1):
+        first, second = (trees_of(host, replace(chain(3, length=length, max_tokens=8, scoring=scoring), chain=kind))[0] for kind in (True, False))
+        promised = [np.exp(tree.scores[1:].astype(np.float64)).sum() for tree in (first, second)]
+        assert first.num_drafted == second.num_drafted == length and promised[0] <= promised[1] + 1e-9
 
 
 @KINDS
@@ -132,10 +151,11 @@ def test_a_chain_is_no_longer_than_a_block():
 @pytest.mark.gpu
 @KINDS
 @SCORINGS
-def test_on_the_gpu_captured_equals_eager_equals_the_host(sampling, scoring):
+@pytest.mark.parametrize("summary", ["none", "grandparent"])
+def test_on_the_gpu_captured_equals_eager_equals_the_host(sampling, scoring, summary):
     torch.backends.cuda.matmul.allow_tf32 = False
-    host, captured = pair_of_engines("cuda")
-    _, eager = pair_of_engines("cuda", graphs=False)
+    host, captured = pair_of_engines("cuda", summary=summary)
+    _, eager = pair_of_engines("cuda", graphs=False, summary=summary)
     plain = host.generate(request(1, 0, sampling, 40)).token_ids
     for length in (1, 4, BLOCK - 1):
         asked = chain(1, sampling, length, max_tokens=40, scoring=scoring)
