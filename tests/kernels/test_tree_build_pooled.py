@@ -127,6 +127,14 @@ def test_awkward_sizes(way, depths, width, max_budget, budgets):
     check_build(way, "random", depths, width, max_budget, budgets)
 
 
+@pytest.mark.parametrize("kind", ["random", "certain", "equal", "tiny"])
+def test_a_first_ceiling_cuts_no_node_of_the_tree(kind, monkeypatch):
+    """Large trees bound their levels before the first; here small ones do too, one with fewer candidates than its budget."""
+    triton_build = pytest.importorskip("ddtree.kernels.tree_build.triton")
+    monkeypatch.setattr(triton_build, "BOUNDED_PAIRS", 0)
+    check_build("triton", kind, depths=4, width=60, max_budget=64, budgets=[60, 20, 64, 0])
+
+
 @pytest.mark.parametrize("way", ["twin", "triton"])
 def test_rows_lie_where_the_starts_say(way):
     token_ids, log_probs = candidates("random", 3, 3, 8)
