@@ -1,72 +1,104 @@
 #!/bin/bash
-# SGLang 0.5.16 with the plugin on a GPU machine without a network: Python 3.12, torch 2.11, triton 3.6. NOT RUN YET.
+# SGLang 0.5.17 on the card, plain and with DDTREE, beside our own engine: speed, tokens, acceptance, sampling, a hybrid, two ranks.
 #
-#   benchmarks/sglang_gpu.sh fetch FOLDER     where pip works: FOLDER/a, /b and /c, 15 to 31 MB each, to be carried one after another
-#   benchmarks/sglang_gpu.sh install FOLDER   on the machine, once for each part: into SITE
-#   benchmarks/sglang_gpu.sh run MODELS       on the machine: a server over MODELS/whole (tests/sglang/checkpoints.py), then budgets
+#   R=RESULTS BUNDLE=sg.txz GGUF=SmolLM2.gguf [PROMPTS=FOLDER] [WORK=FOLDER] [LIMIT=200] benchmarks/sglang_gpu.sh     in the tree's root
 #
-# Lean: of sglang-kernel (383 MB) only its Python and the operators for sm90; no flashinfer, no xgrammar, so no grammars.
-set -euo pipefail
-SITE=${SITE:-/tmp/sglang-site}
-WANTED=(transformers==5.12.1 tokenizers==0.22.2 apache-tvm-ffi==0.1.11 compressed-tensors==0.17.0 dill distro interegular ipython
-  ipython-pygments-lexers jedi parso decorator matplotlib-inline pexpect ptyprocess prompt-toolkit wcwidth stack-data executing
-  asttokens pure-eval traitlets loguru msgspec openai==2.8.0 jiter sniffio openai-harmony==0.0.4 orjson partial-json-parser pybase64
-  python-multipart pyzmq setproctitle soundfile cffi pycparser watchfiles zstandard fastapi pydantic pydantic-core annotated-types
-  typing-inspection starlette uvicorn llguidance gguf)
+# BUNDLE: of benchmarks/sglang_bundle.sh. LIMIT: seconds altogether; the steps come by value, and one that fails stops no other.
+SITE=${SITE:-/tmp/sg}; WORK=${WORK:-/tmp/sglang}
+R=${R:?where the results go}; LIMIT=${LIMIT:-200}; T0=$(date +%s); mkdir -p "$R" "$WORK"
+GPUS=$(nvidia-smi -L | wc -l)
+say() { echo "[$(( $(date +%s) - T0 ))s] $*" | tee -a "$R/steps.txt"; }
+left() { echo $(( LIMIT - ( $(date +%s) - T0 ) )); }
+export SGLANG_DISABLE_CUDNN_CHECK=1 SGLANG_IS_FLASHINFER_AVAILABLE=false TVM_FFI_CACHE_DIR=$SITE/.jit HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false PYTHONUNBUFFERED=1
+export CUDA_HOME=${CUDA_HOME:-$(dirname "$(dirname "$(readlink -f "$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)")")")}
 
-fetch() {
-  local flags=(--quiet --no-deps --only-binary=:all: --python-version 3.12 --implementation cp)
-  for n in 39 34 31 28 27 24 17; do flags+=(--platform "manylinux_2_${n}_x86_64"); done
-  flags+=(--platform manylinux2014_x86_64 --platform manylinux1_x86_64)
-  mkdir -p "$1"/{a,b,c}
-  python3 -m pip download "${flags[@]}" -d "$1/a" sglang==0.5.16
-  python3 -m pip download "${flags[@]}" -d "$1/b" "${WANTED[@]}"
-  mv "$1"/b/{transformers,jedi,zstandard}-* "$1/a/"
-  local whole; whole=$(mktemp -d)
-  python3 -m pip download "${flags[@]}" -d "$whole" sglang-kernel==0.4.5
-  unzip -q "$whole"/*.whl 'sgl_kernel/*.py' 'sgl_kernel/sm90/*' 'sgl_kernel/spatial_ops*' 'sglang_kernel*' 'triton_kernels/*' -d "$whole/kernel"
-  tar -czf "$1/c/kernel.tgz" -C "$whole/kernel" .
-  rm -r "$whole"
-  du -sh "$1"/*
+# 1. Install: unpack, compile in the background. The entry point of the plugin is in the bundle (ddtree-0.1.0.dist-info).
+if [ ! -d $SITE/sglang ]; then
+  mkdir -p $SITE
+  timeout 60 tar -xJf $BUNDLE -C $SITE 2>"$R/unpack.txt" || timeout 60 python3 -m tarfile -e $BUNDLE $SITE 2>>"$R/unpack.txt" || say "unpack FAILED"
+fi
+say "unpacked $(du -sm $SITE | cut -f1) MB"
+export PYTHONPATH=$SITE:$PWD
+timeout 60 python3 -m compileall -q -j 8 $SITE/sglang/srt $SITE/sglang/kernels $SITE/transformers/utils $SITE/transformers/*.py >/dev/null 2>&1 &
+timeout 60 python3 -W ignore -m tests.sglang.checkpoints $WORK/hf "$GGUF" >"$R/checkpoints.txt" 2>&1 &
+WRITE=$!
+# hybrid-tiny's drafter reads the last layer, 7, which SGLang does not hand out: the same weights told to read layer 6.
+rm -rf $WORK/hybrid-dflash; cp -r ddtree/embedded/hybrid-tiny-dflash $WORK/hybrid-dflash
+python3 - "$WORK/hybrid-dflash/config.json" <<'P'
+import json, sys; p = sys.argv[1]; c = json.load(open(p))
+c["dflash_config"]["target_layer_ids"] = [1, 3, 5, 6]; json.dump(c, open(p, "w"))
+P
+timeout 40 python3 -W ignore -c "
+import torch, triton, transformers, tokenizers, sgl_kernel, sglang
+from ddtree.sglang.hooks import REGISTRY, WORKER, missing
+print(torch.__version__, triton.__version__, transformers.__version__, tokenizers.__version__, sglang.__version__, sgl_kernel.__version__)
+print('missing hooks:', missing(REGISTRY), missing(WORKER))" >"$R/versions.txt" 2>&1 &
+wait $WRITE || say "checkpoints FAILED: $(tail -1 "$R/checkpoints.txt")"
+say "checkpoints written"
+
+# 2. All servers at once: idle ones sleep. serve NAME PORT GPU NICE MODEL FLAGS...
+S=$WORK/hf/whole; D=$PWD/ddtree/embedded/smollm2-dflash; H=$PWD/ddtree/embedded/hybrid-tiny; DD="--speculative-algorithm DDTREE --speculative-draft-model-path"
+serve() {
+  local name=$1 port=$2 gpu=$3 level=$4 model=$5; shift 5
+  CUDA_VISIBLE_DEVICES=$gpu SGLANG_DDTREE_TRACE="$R/$name.rounds.jsonl" timeout -k 5 "$LIMIT" nice -n "$level" python3 -W ignore -m sglang.launch_server \
+    --model-path "$model" --port "$port" --dtype bfloat16 --attention-backend triton --sampling-backend pytorch --grammar-backend none \
+    --mem-fraction-static 0.5 --max-total-tokens 40000 --max-running-requests 8 --context-length 2048 --cuda-graph-max-bs-decode 8 \
+    --disable-prefill-cuda-graph --skip-server-warmup --sleep-on-idle --disable-flashinfer-autotune --watchdog-timeout 90 --mm-feature-transport cpu "$@" >"$R/$name.log" 2>&1 &
+  eval "PID_$name=$!"
 }
+G1=0; [ "$GPUS" -gt 1 ] && G1=1
+serve plain 31001 0 0 $S
+serve dd16 31002 $G1 0 $S $DD $D --speculative-num-draft-tokens 17
+serve eager16 31003 $G1 0 $S $DD $D --speculative-num-draft-tokens 17 --disable-cuda-graph
+serve dd64 31004 $G1 5 $S $DD $D --speculative-num-draft-tokens 65
+serve hplain 31005 0 5 $H --disable-radix-cache --max-mamba-cache-size 64
+serve hdd16 31006 0 5 $H $DD $WORK/hybrid-dflash --speculative-num-draft-tokens 17 --disable-radix-cache --max-mamba-cache-size 64
 
-install() {
-  for part in "$1"/a "$1"/b; do
-    if compgen -G "$part/*.whl" >/dev/null; then
-      python3 -m pip install -q --no-index --no-deps --no-compile --upgrade --target "$SITE" "$part"/*.whl
-    fi
+# 3. Measure. up NAME PORT SECONDS: answers, or is gone. ask NAME PORT OUT SECONDS FLAGS...
+answers() {
+  ( exec 3<>"/dev/tcp/127.0.0.1/$1" && printf 'GET /health HTTP/1.0\r\nHost: a\r\n\r\n' >&3 && timeout 3 head -1 <&3 | grep -q ' 200' ) 2>/dev/null
+}
+up() {
+  local name=$1 port=$2 end=$(( $(date +%s) + $3 )) pid; pid=PID_$name
+  while [ "$(date +%s)" -lt $end ]; do
+    answers "$port" && { say "$name is up"; return 0; }
+    kill -0 "${!pid}" 2>/dev/null || { say "$name DIED: $(grep -aE 'Error|error|Exception' "$R/$name.log" | tail -1 | cut -c1-300)"; return 1; }
+    sleep 0.5
   done
-  if [ -f "$1/c/kernel.tgz" ]; then mkdir -p "$SITE" && tar -xzf "$1/c/kernel.tgz" -C "$SITE"; fi
-  # The entry point by which SGLang finds the plugin, without an install of ddtree.
-  mkdir -p "$SITE/ddtree-0.1.0.dist-info"
-  printf 'Metadata-Version: 2.1\nName: ddtree\nVersion: 0.1.0\n' >"$SITE/ddtree-0.1.0.dist-info/METADATA"
-  printf '[sglang.srt.plugins]\nddtree = ddtree.sglang.plugin:register\n' >"$SITE/ddtree-0.1.0.dist-info/entry_points.txt"
+  say "$name did not come up in $3 s"; return 1
 }
-
-run() {
-  export PYTHONPATH="$SITE:$PWD"
-  local common=(--model-path "$1/whole" --dtype float32 --attention-backend triton --sampling-backend pytorch --grammar-backend none
-    --mem-fraction-static 0.5 --context-length 4096 --port 30000 --skip-server-warmup)
-  local drafter=(--speculative-algorithm DDTREE --speculative-draft-model-path ddtree/embedded/smollm2-dflash
-    --speculative-num-draft-tokens 65)
-  # Plain SGLang, the plugin without CUDA graphs, the plugin with them.
-  serve_and_ask plain "${common[@]}"
-  serve_and_ask 0,16,64 "${common[@]}" "${drafter[@]}" --disable-cuda-graph
-  serve_and_ask 0,16,64 "${common[@]}" "${drafter[@]}"
+P=$(echo $PROMPTS/{gsm8k,humaneval,mt-bench,alpaca}.jsonl | tr ' ' ','); [ -f $PROMPTS/gsm8k.jsonl ] || P=humaneval,gsm8k,mt-bench
+ask() {
+  local name=$1 port=$2 out=$3 seconds=$4; shift 4
+  [ "$(left)" -lt 8 ] && { say "no time for $out"; return 1; }
+  [ "$seconds" -gt "$(left)" ] && seconds=$(left)
+  timeout "$seconds" python3 -W ignore -m benchmarks.sglang_budgets ask "http://127.0.0.1:$port" --limit 20 --max-tokens 64 --prompts "$P" \
+    --trace "$R/$name.rounds.jsonl" --out "$R/$out.json" "$@" >"$R/$out.txt" 2>&1 || say "$out FAILED or was cut: $(tail -1 "$R/$out.txt" | cut -c1-300)"
+  say "$out: $(grep -a '^{' "$R/$out.txt" | tr '\n' ' ' | cut -c1-900)"
 }
-
-serve_and_ask() {
-  local budgets=$1 log; shift
-  log=$(mktemp)
-  python3 -m sglang.launch_server "$@" >"$log" 2>&1 &
-  local server=$!
-  for _ in $(seq 120); do
-    sleep 2
-    if curl -fs http://127.0.0.1:30000/health >/dev/null; then break; fi
-    if ! kill -0 $server 2>/dev/null; then break; fi
-  done
-  python3 -m benchmarks.sglang_budgets http://127.0.0.1:30000 --budgets "$budgets" || tail -40 "$log"
-  kill $server && wait $server || true
-}
-
-"$@"
+stop() { local pid=PID_$1; kill "${!pid}" 2>/dev/null; }
+up plain 31001 110 && ask plain 31001 plain 40 --model $S
+up dd16 31002 60 && { ask dd16 31002 dd16 45 --model $S --against "$R/plain.json"; DD16=1; }
+up eager16 31003 30 && { [ -z "$DD16" ] && ask eager16 31003 eager16 45 --model $S --against "$R/plain.json"; }
+up dd64 31004 30 && ask dd64 31004 dd64 40 --model $S --against "$R/plain.json" --max-tokens 64
+# Sampling with a seed: the tokens at budget 16 are those at budget 0, alone (1) and in a batch (8).
+if [ -n "$DD16" ]; then N="dd16 31002"; else N="eager16 31003"; fi
+ask $N seeded0 25 --model $S --temperature 0.8 --seed 7 --budget 0 --concurrency 1 --limit 8 --max-tokens 48
+ask $N seeded16 25 --model $S --temperature 0.8 --seed 7 --concurrency 1,8 --limit 8 --max-tokens 48 --against "$R/seeded0.json"
+HP=humaneval,gsm8k,mt-bench
+up hplain 31005 20 && ask hplain 31005 hplain 25 --model $H --prompts $HP --concurrency 1,8
+up hdd16 31006 20 && ask hdd16 31006 hdd16 30 --model $H --prompts $HP --concurrency 1,8 --against "$R/hplain.json"
+[ -n "$DD16" ] && ask eager16 31003 eager16 30 --model $S --against "$R/plain.json" --limit 8
+for each in plain dd16 eager16 dd64 hplain hdd16; do stop $each; done
+# 4. Our own engine on the same prompts, for acceptance; then two ranks, if there are two cards.
+[ "$(left)" -gt 12 ] && { timeout 40 python3 -W ignore -m benchmarks.sglang_budgets ours --model $S --drafter $D --device cuda --prompts "$P" --max-tokens 64 \
+  --against "$R/plain.json" --out "$R/ours.json" >"$R/ours.txt" 2>&1; say "ours: $(grep -a '^{' "$R/ours.txt" | tr '\n' ' ' | cut -c1-700)"; }
+if [ "$GPUS" -gt 1 ] && [ "$(left)" -gt 35 ]; then
+  serve tp2 31007 0,1 0 $WORK/hf/padded $DD $D --speculative-num-draft-tokens 17 --tp-size 2 --disable-custom-all-reduce
+  up tp2 31007 60 && ask tp2 31007 tp2 30 --model $WORK/hf/padded --against "$R/plain.json" --concurrency 1
+  stop tp2
+fi
+nvidia-smi --query-gpu=memory.used --format=csv >"$R/memory.txt"
+# Traces can be large; what counts of them is in the JSON. Logs: their ends.
+for log in "$R"/*.log; do tail -c 60000 "$log" >"$log.end"; rm "$log"; done; rm -f "$R"/*.rounds.jsonl
+say "done"
