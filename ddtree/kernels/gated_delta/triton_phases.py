@@ -230,12 +230,18 @@ def _solve_kernel(
     block_stride: tl.constexpr = ROWS * VALUE_HEADS * VALUE_DIM
     solved += (first * VALUE_HEADS + head) * VALUE_DIM
     to_keys += tl.program_id(1).to(tl.int64) * pairs * (ROWS * ROWS) + along[:, None] * ROWS + along[None, :]
+    next_rest = tl.load(solved + places, mask=(along < num_rows)[:, None] & in_value[None, :], other=0.0)
+    next_inverse = tl.load(to_keys)
     for block in range(0, tl.cdiv(num_rows, ROWS)):
         inside = (block * ROWS + along < num_rows)[:, None] & in_value[None, :]
         mine = solved + block * block_stride + places
         tiles = to_keys + block * (block + 1) // 2 * (ROWS * ROWS)
-        rest = tl.load(mine, mask=inside, other=0.0)
-        inverse = tl.load(tiles + block * (ROWS * ROWS))
+        rest, inverse = next_rest, next_inverse
+        # What the next block starts from depends on nothing here: on its way while this one is solved.
+        following = (block + 1) * ROWS < num_rows
+        next_inside = ((block + 1) * ROWS + along < num_rows)[:, None] & in_value[None, :]
+        next_rest = tl.load(mine + block_stride, mask=next_inside, other=0.0)
+        next_inverse = tl.load(tiles + (2 * block + 2) * (ROWS * ROWS), mask=following, other=0.0)
         for other in tl.range(0, block, num_stages=STAGES):
             weights = tl.load(tiles + other * (ROWS * ROWS))
             other_solved = tl.load(solved + other * block_stride + places, mask=in_value[None, :], other=0.0)
