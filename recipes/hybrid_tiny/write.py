@@ -37,10 +37,12 @@ class Prompts:
         return self.ids[self.offsets[index] : self.offsets[index + 1]].astype(np.int64).tolist()
 
 
-def save(folder: Path, number: int, tokens: np.ndarray, classes: np.ndarray, temperatures: np.ndarray, ends: np.ndarray) -> int:
-    """Write one batch as a shard per length; returns the positions written."""
+def save(
+    folder: Path, number: int, tokens: np.ndarray, classes: np.ndarray, temperatures: np.ndarray, ends: np.ndarray, longest: int
+) -> int:
+    """Write one batch as a shard per length up to `longest`; returns the positions written."""
     total, shortest = 0, 0
-    for place, length in enumerate(LENGTHS):
+    for place, length in enumerate((*(length for length in LENGTHS if length < longest), longest)):
         rows = np.flatnonzero((ends > shortest) & (ends <= length))
         shortest = length
         if len(rows) < 2:
@@ -60,6 +62,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=0.6)
     parser.add_argument("--batch", type=int, default=8192)
+    parser.add_argument("--length", type=int, default=LENGTHS[-1], help="most positions of a sequence, its prompt included")
     parser.add_argument("--part", type=int, default=0)
     parser.add_argument("--parts", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
@@ -84,8 +87,8 @@ def main() -> None:
             break
         chosen = [prompts[index] for index in batches[number]]
         temperatures = rng.choice(TEMPERATURES, size=len(chosen), p=SHARES).astype(np.float32)
-        result = write(target, chosen, temperatures, LENGTHS[-1], stops, seed=args.seed * 1000 + int(number))
-        total += save(args.out, args.part * 1000 + count, *result[:2], temperatures, result[2])
+        result = write(target, chosen, temperatures, args.length, stops, seed=args.seed * 1000 + int(number))
+        total += save(args.out, args.part * 1000 + count, *result[:2], temperatures, result[2], args.length)
         print(f"write: part {args.part}, batch {count}, {total:,} positions, {time.monotonic() - started:.0f} s", flush=True)
     print(json.dumps({"part": args.part, "positions": total, "batches": count + 1, "seconds": round(time.monotonic() - started, 1)}))
 

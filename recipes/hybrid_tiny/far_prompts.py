@@ -1,0 +1,60 @@
+"""Prompts far from what hybrid-tiny was trained on, beside sums: what its adapter has to know so that strangers' prompts gain too.
+
+    python -m recipes.hybrid_tiny.far_prompts --target ddtree/embedded/hybrid-tiny --out DATA --number 60000
+
+A request is one or a few of the drafter's openers (`ddtree/training/openers.txt`), placeholders filled: beginnings of code, word problems,
+formulas, letters. Written are prompts.npy and prompt_offsets.npy, which `recipes.hybrid_tiny.write` lets the target answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from pathlib import Path
+
+import numpy as np
+
+from ddtree.text.tokenizer import Tokenizer
+from ddtree.training import openers
+from recipes.hybrid_tiny.chats import Encoder, Mix, make_prompts
+from recipes.hybrid_tiny.prose import Prose
+
+MIX = Mix(arithmetic_thinking=0.2, arithmetic_direct=0.15, prose_thinking=0.35, prose_direct=0.3, turns=(0.9, 0.1))
+REQUESTS = 20_000
+OPENERS = (1, 1, 2, 3, 5, 8, 12)  # of a request, drawn evenly
+
+
+def far_prose(seed: int, number: int = REQUESTS) -> Prose:
+    """Requests of one category each; their replies matter only where a chat has an earlier turn."""
+    rng = random.Random(f"{seed}-far")
+    groups = openers.read_lines(openers.TEXT.read_text(encoding="utf-8"))
+    by_category: dict[str, list[str]] = {}
+    for category, opener in groups:
+        by_category.setdefault(category, []).append(opener)
+    names = list(by_category)
+    shares = [openers.SHARES[name] for name in names]
+
+    def text(category: str) -> str:
+        return " ".join(openers.fill(rng.choice(by_category[category]), rng) for _ in range(rng.choice(OPENERS))).strip()
+
+    chosen = rng.choices(names, shares, k=number)
+    return Prose(tuple(((text(category), text("general")),) for category in chosen), ())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--target", type=Path, required=True, help="folder of the trained target, whose tokenizer is used")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--number", type=lambda text: int(float(text)), default=60_000)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    encoder = Encoder(Tokenizer.load(args.target).backend)
+    prompts = make_prompts(args.number, far_prose(args.seed), MIX, encoder, random.Random(f"{args.seed}-far-prompts"))
+    np.save(args.out / "prompts.npy", np.concatenate(prompts))
+    np.save(args.out / "prompt_offsets.npy", np.concatenate([[0], np.cumsum([len(prompt) for prompt in prompts])]))
+    print(f"far_prompts: {len(prompts):,} prompts, {sum(map(len, prompts)):,} tokens", flush=True)
+
+
+if __name__ == "__main__":
+    main()
