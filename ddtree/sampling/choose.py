@@ -87,7 +87,9 @@ def margins(logits: Tensor, params: SamplingParams, noise: Tensor | None) -> Ten
 
 def _scale(logits: Tensor, params: SamplingParams) -> Tensor:
     logits = logits.float()
-    return (logits - logits.amax(dim=-1, keepdim=True)) / max(params.temperature, LEAST_TEMPERATURE)
+    # A tensor, for by a number PyTorch multiplies with its inverse on a GPU: a bit off what the device's own rounds draw with.
+    temperature = torch.full((), max(params.temperature, LEAST_TEMPERATURE), device=logits.device)
+    return (logits - logits.amax(dim=-1, keepdim=True)) / temperature
 
 
 def _perturb(scaled: Tensor, keep: Tensor | None, noise: Tensor | None) -> Tensor:
