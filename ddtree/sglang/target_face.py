@@ -42,26 +42,6 @@ class TargetFace:
         whole = tensor_model_parallel_all_gather(shard, dim=0) if self.group.world_size > 1 else shard
         return whole[: self.config.vocab_size]
 
-    def capture(self, layer_ids: tuple[int, ...]) -> None:
-        """Have the target hand out the outputs of these layers, as DFlash counts them. ValueError where it cannot."""
-        last = self.config.num_layers - 1
-        if max(layer_ids) >= last:
-            raise ValueError(
-                f"the drafter's target_layer_ids {list(layer_ids)} hold the last layer, {last}, whose output SGLang does not "
-                "hand out; serve this target with ddtree's own engine"
-            )
-        body = getattr(self.model, "model", None)
-        if hasattr(self.model, "set_dflash_layers_to_capture"):
-            self.model.set_dflash_layers_to_capture(list(layer_ids))
-        elif hasattr(body, "set_dflash_layers_to_capture"):
-            # The text-only Qwen3.5 of 0.5.17: its body counts layers by what goes into them.
-            body.set_dflash_layers_to_capture([layer_id + 1 for layer_id in layer_ids])
-        else:
-            raise ValueError(
-                f"SGLang's {type(self.model).__name__} has no set_dflash_layers_to_capture, so no features for a "
-                "DFlash drafter; serve this target with ddtree's own engine"
-            )
-
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """[..] int64 -> [.., C]."""
         if self.reads_whole:

@@ -26,6 +26,7 @@ from ddtree.engine.loading import load_conditioning
 from ddtree.engine.target import choose_tokens
 from ddtree.models.dflash import load_drafter
 from ddtree.sglang import masked_attention
+from ddtree.sglang.features import capture
 from ddtree.sglang.refusals import request_fault
 from ddtree.sglang.sequences import Sequences
 from ddtree.sglang.slots import SlotContext, SlotPool
@@ -54,7 +55,7 @@ class DDTreeWorker(BaseSpecWorker):
         self.target = TargetFace(runner)
         path = Path(server_args.speculative_draft_model_path)
         model = load_drafter(path, self.target.config, self.device, runner.dtype)
-        self.target.capture(model.config.target_layer_ids)
+        capture(runner.model, self.target.config.num_layers, model.config.target_layer_ids)
         conditioning = load_conditioning("auto", path, model, self.target)
         self.target.reads_whole = conditioning is not None
         self.drafter = Drafter(model, self.target, conditioning)
