@@ -98,6 +98,8 @@ if [ "$GPUS" -gt 1 ] && [ "$(left)" -gt 35 ]; then
   up tp2 31007 60 && ask tp2 31007 tp2 30 --model $WORK/hf/padded --against "$R/plain.json" --concurrency 1
   stop tp2
 fi
+[ "$(left)" -gt 15 ] && { timeout 30 python3 -W ignore -m benchmarks.sglang_budgets ours --model $H --drafter $WORK/hybrid-dflash --device cuda --prompts $HP \
+  --budgets 16 --max-tokens 64 --against "$R/hplain.json" --out "$R/hours.json" >"$R/hours.txt" 2>&1; say "hours: $(grep -a '^{' "$R/hours.txt" | cut -c1-500)"; }
 nvidia-smi --query-gpu=memory.used --format=csv >"$R/memory.txt"
 # Traces can be large; what counts of them is in the JSON. Logs: their ends.
 for log in "$R"/*.log; do tail -c 60000 "$log" >"$log.end"; rm "$log"; done; rm -f "$R"/*.rounds.jsonl
