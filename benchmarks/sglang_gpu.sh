@@ -10,6 +10,7 @@ GPUS=$(nvidia-smi -L | wc -l)
 say() { echo "[$(( $(date +%s) - T0 ))s] $*" | tee -a "$R/steps.txt"; }
 left() { echo $(( LIMIT - ( $(date +%s) - T0 ) )); }
 export SGLANG_DISABLE_CUDNN_CHECK=1 SGLANG_IS_FLASHINFER_AVAILABLE=false TVM_FFI_CACHE_DIR=$SITE/.jit HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false PYTHONUNBUFFERED=1
+export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVLS=1  # the host's GPUs are others' too
 export CUDA_HOME=${CUDA_HOME:-$(dirname "$(dirname "$(readlink -f "$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)")")")}
 
 # 1. Install: unpack, compile in the background. The entry point of the plugin is in the bundle (ddtree-0.1.0.dist-info).
