@@ -38,7 +38,8 @@ def main() -> int:
         torch.set_num_threads(args.threads)
     engine, tokenizer, started_s = load(args)
     prompts = choose_prompts(args.prompts, args.sets, args.limit)
-    configs = list(dict.fromkeys([PLAIN, *args.budgets, AUTO]))
+    named = [PLAIN if name == "plain" else name for name in args.budgets]
+    configs = list(dict.fromkeys([PLAIN, *named, AUTO]))
     runs, skipped = measure(engine, tokenizer, prompts, configs, args)
     sets = {name: judge({p: r for p, r in runs.items() if r["set"] == name}, configs) for name in dict.fromkeys(p["set"] for p in prompts)}
     sets = {name: row for name, row in sets.items() if row}

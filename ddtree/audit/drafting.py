@@ -13,6 +13,7 @@ from ddtree.audit.compare import closest_row, row_errors, tolerance
 from ddtree.audit.drafter_twin import DrafterTwin
 from ddtree.audit.findings import DRAFTER, Fault
 from ddtree.audit.observe import KEYS, VALUES, Forward, memory
+from ddtree.audit.scoring import AdapterTwin, score_faults
 from ddtree.audit.watch import Record
 
 PARTS = {"o_proj": "attention", "mlp": "MLP"}
@@ -145,6 +146,21 @@ class DrafterAudit:
                 other = f"they are slot {best}'s" if apart[best] <= 50 * self.limit else "they are no slot's"
                 yield Fault(DRAFTER, f"drafter candidates: depth {depth} does not rank by slot {depth}'s logits; {other}")
                 return
+
+    def score_faults(self, record: Record) -> Iterator[Fault]:
+        """The scores and shape of what is a tree, where the drafter's own candidates made it and nothing else had a say."""
+        drafted, request, tree = record.drafted, record.request, record.tree
+        found = None if drafted is None or drafted.hidden is None else drafted.candidates
+        own = getattr(self.drafter, "own_candidates", True) and request.sampling.greedy and not request.sampling.adjusted
+        if found is None or not own or request.grammar is not None or request.chain or isinstance(request.tree_budget, str):
+            return
+        scorer, marginals = getattr(found, "scorer", None), found.marginals
+        if scorer is None:
+            rows, scoring = (lambda tokens: marginals[: len(tokens)]), "its depth's candidates"
+        else:
+            twin, scoring = AdapterTwin(self.drafter.conditioning.adapter, self.target.model), "the adapter"
+            rows = lambda tokens: twin.rows(drafted.hidden, tokens, found.token_ids, marginals)  # noqa: E731
+        yield from score_faults(tree, found.token_ids, rows, 50 * self.limit, scoring)
 
     def _features_fault(self, record: Record, given: torch.Tensor, due: torch.Tensor, fresh: Forward, first: int) -> str:
         """Whose features they are instead: another layer's, or other nodes'."""

@@ -89,6 +89,8 @@ class Inspector:
             if audit is not None:
                 yield from audit.draft_faults(record)
             yield from tree_faults(record)
+            if audit is not None:
+                yield from audit.score_faults(record)
             yield from row_faults(record)
             fault = TreeRows(self.model, record, self._prefilled(record.tokens_before[:-1])[1]).fault()
             if fault is not None:

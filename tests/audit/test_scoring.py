@@ -1,0 +1,84 @@
+"""Trees that are not ranked by what their candidates are worth: the output is right, and the audit says which node is not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ddtree.audit.lossless import Plan
+from ddtree.engine import decode_round
+from ddtree.engine.drafter import Drafter
+from ddtree.engine.scoring import PathScorer
+from ddtree.models.adapter import SUMMARIES, Adapter, AdapterConfig, Conditioning
+from ddtree.tree.build import Candidates, build_ddtree
+from tests.audit.pairs import audited, engine_of
+from tests.models.qwens import drafter_for, engine_around
+
+PLAN = Plan(budgets=(0, 12), max_tokens=9)
+
+
+def conditioned(llama, summary: str = "none"):
+    """A pair whose trees a random adapter ranks."""
+    torch.manual_seed(5)
+    drafter = drafter_for(llama.config)
+    adapter = Adapter(AdapterConfig(drafter.config.hidden_size, drafter.config.block_size, 16, 8, summary))
+    for parameter in adapter.requires_grad_(False).parameters():
+        parameter.normal_(0.0, 0.3)
+    return engine_around(llama, Drafter(drafter, llama, Conditioning(adapter, llama, tables=False)))
+
+
+def where(engine) -> str:
+    result = audited(engine, plan=PLAN)
+    assert result.verdict == "identical" and result.drafter == "faulty" and result.exit_status == 3
+    return " | ".join(fault.where for fault in result.faults)
+
+
+@pytest.mark.parametrize("summary", SUMMARIES)
+def test_a_sound_adapter_is_sound(llama, summary):
+    result = audited(conditioned(llama, summary), plan=PLAN)
+    assert result.passed and result.drafter == "sound", result.as_json()
+
+
+def test_scores_below_another_parent(llama, monkeypatch):
+    sound = PathScorer.children
+
+    def turned(self, depth, ranks, parents):
+        return sound(self, depth, (ranks + 1) % len(self.own[0]) if depth > 1 else ranks, parents)
+
+    monkeypatch.setattr(PathScorer, "children", turned)
+    found = where(conditioned(llama))
+    assert "draft tree: node " in found and "depth 2" in found and "by the adapter it is" in found
+
+
+def test_an_adapter_that_reads_the_slot_before(llama, monkeypatch):
+    sound = Adapter.places
+    monkeypatch.setattr(Adapter, "places", lambda self, slots, roots: sound(self, slots.roll(1, dims=1), roots))
+    found = where(conditioned(llama))
+    assert "draft tree: node " in found and "depth 1, below node 0" in found and "by the adapter it is" in found
+
+
+def test_corrections_without_the_drafters_own_weight(llama, monkeypatch):
+    def lighter(out, matches, log_probs):
+        return torch.cat([matches, out[..., -1:]], dim=-1)
+
+    monkeypatch.setattr(Adapter, "corrections", staticmethod(lighter))
+    assert "by the adapter it is" in where(conditioned(llama))
+
+
+def test_a_sibling_that_the_builder_leaves_out(llama, monkeypatch):
+    def thinned(root_token, candidates, budget):
+        kept = [place for place in range(candidates.token_ids.shape[1]) if place != 1]
+        return build_ddtree(root_token, Candidates(candidates.token_ids[:, kept], candidates.log_probs[:, kept]), budget)
+
+    monkeypatch.setattr(decode_round, "build_ddtree", thinned)
+    assert "is left out: it is not the best-first tree" in where(engine_of(llama))
+
+
+def test_scores_that_forget_their_parents(llama, monkeypatch):
+    def flat(root_token, candidates, budget):
+        tree = build_ddtree(root_token, candidates, budget)
+        tree.scores[1:] -= tree.scores[tree.parents[1:]]
+        return tree
+
+    monkeypatch.setattr(decode_round, "build_ddtree", flat)
+    assert "by its depth's candidates it is" in where(engine_of(llama))
