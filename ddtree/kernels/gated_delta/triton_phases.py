@@ -38,7 +38,7 @@ class PhaseTiles:
 
     rows: int = 32  # solved at once: 16 or 32
     values: int = 64  # of the value dim, per program
-    state_values: int = 64  # the same where the state is read
+    state_values: int = 128  # the same where the state is read
     key_slice: int = 32  # of the key dim, multiplied with the state at once
     num_warps: int = 4
     num_stages: int = 3
