@@ -42,6 +42,24 @@ def pack(trees: Sequence[DraftTree], context_lengths: Sequence[int], num_nodes: 
     )
 
 
+def moves(paths: Sequence[np.ndarray], num_nodes: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The copies that bring each path's rows to the front of its tree's, as steps of (target rows, source rows) of the batch.
+
+    No step writes what it also reads: SGLang's copy loads and stores without a barrier between its warps.
+    """
+    steps: list[list[tuple[int, int]]] = []
+    for number, path in enumerate(paths):
+        first, read_in = number * num_nodes, {}
+        for row, node in enumerate(path.tolist()):
+            if node == row:
+                continue
+            read_in[node] = step = read_in.get(row, -1) + 1  # after whoever reads the row that is written
+            if step == len(steps):
+                steps.append([])
+            steps[step].append((first + row, first + node))
+    return [tuple(np.array(step, dtype=np.int64).T) for step in steps]
+
+
 def first_children_and_siblings(parents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """`parents [N]` as two links a node, [N] int64 each: its first child and its parent's next one."""
     first = np.full(len(parents), NO_NODE, dtype=np.int64)

@@ -32,7 +32,7 @@ from ddtree.sglang.sequences import Sequences
 from ddtree.sglang.slots import SlotContext, SlotPool
 from ddtree.sglang.target_face import TargetFace
 from ddtree.sglang.trace import Trace
-from ddtree.sglang.trees import NO_NODE, PackedTrees, pack
+from ddtree.sglang.trees import NO_NODE, PackedTrees, moves, pack
 from ddtree.tree.accept import Acceptance, accept
 from ddtree.tree.draft_tree import DraftTree
 
@@ -201,11 +201,18 @@ class DDTreeWorker(BaseSpecWorker):
         commit_mamba_states_after_verify(self._target_worker, batch, counts, index, self.num_nodes)
         sources = index[index >= 0]  # rows of the batch, path after path
         targets = slots[torch.arange(self.num_nodes, device=self.device) < counts[:, None]]
-        self.token_to_kv_pool_allocator.get_kvcache().move_kv_cache(targets, slots.flatten()[sources])
+        self._move([each.path for each in acceptances], slots.flatten())
         positions = torch.cat(
             [torch.arange(length, length + len(each.path)) for length, each in zip(lengths, acceptances, strict=True)]
         )
         self.pool.absorb(features[sources], positions.to(self.device), targets)
+
+    def _move(self, paths: list[np.ndarray], slots: torch.Tensor) -> None:
+        """SGLang's keys and values of the paths' rows to the front; `slots` [B * N]."""
+        cache = self.token_to_kv_pool_allocator.get_kvcache()
+        for rows in moves(paths, self.num_nodes):
+            targets, sources = (slots[torch.from_numpy(each).to(self.device)] for each in rows)
+            cache.move_kv_cache(targets, sources)
 
     # What SGLang wants back
 

@@ -7,7 +7,7 @@ import torch
 from ddtree.models.dflash import DFlash
 from ddtree.models.drafter_config import DrafterConfig
 from ddtree.sglang.slots import SlotContext, SlotPool
-from ddtree.sglang.trees import first_children_and_siblings, pack
+from ddtree.sglang.trees import first_children_and_siblings, moves, pack
 from ddtree.tree.build import Candidates, build_ddtree
 from ddtree.tree.draft_tree import DraftTree
 
@@ -84,3 +84,16 @@ def test_rows_under_scattered_slots_draft_as_a_cache_does():
     block = torch.randn(1, 4, model.config.hidden_size, generator=generator)
     drafted = model(block, [SlotContext(pool, slots)])
     assert torch.equal(drafted, model(block, [cache]))
+
+
+def test_rows_move_to_the_front_in_whatever_order_a_step_copies():
+    rng = np.random.default_rng(3)
+    for _ in range(200):
+        num_nodes = 24
+        paths = [np.array([0, *np.sort(rng.choice(np.arange(1, num_nodes), rng.integers(0, 16), replace=False))]) for _ in range(3)]
+        rows = np.arange(3 * num_nodes)
+        for targets, sources in moves(paths, num_nodes):
+            for at in rng.permutation(len(targets)):
+                rows[targets[at]] = rows[sources[at]]
+        for number, path in enumerate(paths):
+            assert rows[number * num_nodes :][: len(path)].tolist() == (path + number * num_nodes).tolist()
