@@ -14,6 +14,7 @@ from ddtree.audit.drafting import DrafterAudit
 from ddtree.audit.findings import FAULTY
 from ddtree.audit.guided import guided
 from ddtree.audit.localise import Inspector
+from ddtree.audit.pooled import pool_fault
 from ddtree.audit.prompts import RAW, Prompt
 from ddtree.engine.pooled import without_pools
 from ddtree.engine.request import Request
@@ -48,6 +49,14 @@ class Inside:
         self.inspections.append((prompt.id, found))
         return found
 
+    def look_into_pools(self, prompt: Prompt, requests: Sequence[Request], drafter, most_rounds: int):
+        """The first fault in what the engine's pools hold, booked under `prompt`; None where they are right."""
+        audit = self.audit
+        fault = pool_fault(audit.engine, requests, drafter, audit.noise.limit if audit.noise else 0.0, most_rounds)
+        if fault is not None:
+            audit.result.add(replace(fault, prompt_id=prompt.id, budget=requests[0].tree_budget))
+        return fault
+
     def look_at_sample(self, prompts: Sequence[Prompt]) -> None:
         """One request at a time: its own guesses, long paths, a prefill in chunks, a long context."""
         if not self._budget or not prompts:
@@ -59,6 +68,8 @@ class Inside:
         # In chunks, so that a chunk's boundary is looked at without a prompt of that length.
         self._look([last], FEWER_ROUNDS, chunk=len(last[0].token_ids) // 2 + 1)
         self._look([self._long_prompt()], FEWER_ROUNDS)
+        if self.audit.engine.device_rounds is not None and not self.audit.result.target_is_faulty:
+            self.look_into_pools(first[0], [first[1]], None, INSPECTED_ROUNDS)
 
     def look_side_by_side(self, prompts: Sequence[Prompt]) -> None:
         """Two requests in the same rounds."""

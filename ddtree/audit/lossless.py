@@ -259,6 +259,10 @@ class Audit:
         found = self.inside.inspect(prompt, requests, drafter() if drafter else None, LOCALISE_ROUNDS)
         if found.faults:
             return found.faults[0].where
+        if self.engine.device_rounds is not None:  # what was looked into has caches of its own
+            fault = self.inside.look_into_pools(prompt, requests, drafter() if drafter else None, LOCALISE_ROUNDS)
+            if fault is not None:
+                return fault.where
         return "not localised: every step of a second run is what it should be"
 
     def _side_by_side(self, prompts: Sequence[Prompt], temperature: float) -> None:

@@ -54,6 +54,7 @@ class DeviceRounds:
 
     def __init__(self, state: PooledState, *, graphs: bool = True, round_type: type[DeviceRound] = DeviceRound) -> None:
         self.state, self.graphs, self.round_type = state, graphs, round_type
+        self.runs_ahead = True  # off while an audit looks at what each round leaves behind
         self.auto: DeviceAuto | None = None  # plans the rounds of sequences that leave their budget to it
         self._rounds: dict[RoundShape, DeviceRound] = {}
         self._flying: deque[Flight] = deque()  # oldest first
@@ -75,6 +76,7 @@ class DeviceRounds:
             self._launch(list(sequences))
         flight = self._flying[0]
         same = len(flight.sequences) == len(sequences) and all(map(operator.is_, flight.sequences, sequences))
+        same = same and self.runs_ahead
         if same and len(self._flying) == 1:
             self._run_ahead(flight)
         report = flight.lane.wait()
