@@ -45,11 +45,11 @@ def on_gpu(model):
 
 def requests(logprobs: int | None) -> list:
     """Greedy and drawn, of several budgets, two of them behind one prompt."""
-    prompts = [tokens(i, 24 + 18 * i) for i in range(5)]
-    prompts.append((*prompts[4][:70], *tokens(9, 10)))
-    each = zip(prompts, (8, 0, 16, 3, 8, 16), (0.0, 0.0, 1.0, 0.7, 1.0, 0.0), strict=True)
+    prompts = [tokens(i, 38 + 4 * i) for i in range(3)]
+    prompts.append((*prompts[2][:40], *tokens(9, 5)))
+    each = zip(prompts, (8, 0, 16, 16), (0.0, 0.7, 1.0, 0.0), strict=True)
     return [
-        ask(prompt, budget, 70, sampling=SamplingParams(temperature), seed=i, num_logprobs=logprobs)
+        ask(prompt, budget, 45, sampling=SamplingParams(temperature), seed=i, num_logprobs=logprobs)
         for i, (prompt, budget, temperature) in enumerate(each)
     ]
 
@@ -81,7 +81,7 @@ class Listener:
 def test_company_budgets_chunks_and_preemption_change_no_bit(pair, logprobs):
     wanted = requests(logprobs)
     expected = plain_and_alone(pair, wanted)
-    few_pages = {"num_tokens": 200, "max_context": 228, "max_running": 5, "prefix_bytes": 0}
+    few_pages = {"num_tokens": 128, "max_context": 170, "max_running": 4, "prefix_bytes": 0}
     engine = pair.engine(prefill_chunk=40, batch_invariant=True, **few_pages)
     listener = Listener(engine)
     courses = run_schedule(engine, wanted, seeded(0), join_share=1.0)
