@@ -113,7 +113,7 @@ def chain(ids: list[int], others: int) -> tuple[DraftTree, list[int]]:
 
 @torch.inference_mode()
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * (name == "Qwen3ForCausalLM")) for name in TARGETS])
 def test_a_token_has_the_same_bits_however_it_is_computed(name, device):
     """A text at once, in chunks of other sizes, in plain steps beside others, and along paths of trees beside others."""
     pool, text = Pool(name, device), torch.randint(0, 96, (110,), generator=torch.Generator().manual_seed(3))
