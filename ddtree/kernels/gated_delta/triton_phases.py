@@ -1,8 +1,9 @@
-"""The gated delta rule of whole draft trees in three launches, none of which waits inside (design.md §3).
+"""The gated delta rule of whole draft trees in three launches or four, none of which waits inside (design.md §3).
 
 1. `_prepare_kernel`, everything that no solved row is needed for, side by side: for each pair of a block of rows and one
    before it (or itself) the weights by which the latter's solved rows reach the former, its own system inverted; for each
-   block and tile of the value dim, what the committed state says to the solve and to the outputs.
+   block and tile of the value dim, what the committed state says to the solve and to the outputs. Of many blocks the pairs
+   of different ones have a launch of their own: without the inverse it holds little, and there are many of them.
 2. `_solve_kernel`: forward substitution, block after block, in place of the right sides.
 3. `_out_kernel`: the outputs.
 
@@ -22,7 +23,6 @@ from ddtree.kernels.gated_delta.triton_block import (
     decay_between,
     dot_matrix,
     dot_rows,
-    inverse_norms,
     path_sums,
     related,
     unit_lower_inverse,
@@ -39,7 +39,7 @@ class PhaseTiles:
     rows: int = 32  # solved at once: 16 or 32
     values: int = 64  # of the value dim, per program
     state_values: int = 128  # the same where the state is read
-    key_slice: int = 32  # of the key dim, multiplied with the state at once
+    key_slice: int = 32  # of the key dim, multiplied at once
     num_warps: int = 4
     num_stages: int = 3
     apart_from: int = 4  # blocks, from which on weights between blocks get a launch of their own
@@ -149,7 +149,7 @@ def _prepare_kernel(
                 mixed, raw_keys, queries, log_decay, ancestor_mask, row_slots, keys, log_decays, to_keys, to_queries,
                 rows, inside, present, strength, block, other, end, first, num_rows, head, key_head,
                 mixed_stride, mask_stride, scale, pairs,
-                KEY_HEADS, VALUE_HEADS, KEY_DIM, KEY_TILE, ROWS, SUMMED, CAUSAL, OWN, OTHERS,
+                KEY_HEADS, VALUE_HEADS, KEY_DIM, KEY_TILE, ROWS, SUMMED, CAUSAL, OWN, OTHERS, KEY_SLICE, STAGES,
             )  # fmt: skip
         else:
             _recall(
@@ -162,7 +162,7 @@ def _prepare_kernel(
             mixed, raw_keys, queries, log_decay, ancestor_mask, row_slots, keys, log_decays, to_keys, to_queries,
             rows, inside, present, strength, block, other, end, first, num_rows, head, key_head,
             mixed_stride, mask_stride, scale, pairs,
-            KEY_HEADS, VALUE_HEADS, KEY_DIM, KEY_TILE, ROWS, SUMMED, CAUSAL, OWN, OTHERS,
+            KEY_HEADS, VALUE_HEADS, KEY_DIM, KEY_TILE, ROWS, SUMMED, CAUSAL, OWN, OTHERS, KEY_SLICE, STAGES,
         )  # fmt: skip
 
 
@@ -172,7 +172,8 @@ def _weigh(
     rows, inside, present, strength, block, other, end, first, num_rows, head, key_head,
     mixed_stride, mask_stride, scale, pairs,
     KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, KEY_TILE: tl.constexpr, ROWS: tl.constexpr,
-    SUMMED: tl.constexpr, CAUSAL: tl.constexpr, OWN: tl.constexpr, OTHERS: tl.constexpr,
+    SUMMED: tl.constexpr, CAUSAL: tl.constexpr, OWN: tl.constexpr, OTHERS: tl.constexpr, SLICE: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """The weights by which the solved rows of block `other` reach those of `block`; with itself the inverse of its system."""
     along_key = tl.arange(0, KEY_TILE)
@@ -181,14 +182,6 @@ def _weigh(
     there = columns < num_rows
     if row_slots is not None:
         there &= tl.load(row_slots + first + columns, mask=there, other=-1) >= 0
-    row_places = rows[:, None] * mixed_stride + along_key[None, :]
-    query = tl.load(queries + row_places, mask=present[:, None] & in_key[None, :], other=0.0)
-    key = tl.load(raw_keys + row_places, mask=present[:, None] & in_key[None, :], other=0.0)
-    other_key = tl.load(
-        raw_keys + columns[:, None] * mixed_stride + along_key[None, :],
-        mask=there[:, None] & in_key[None, :],
-        other=0.0,
-    )
     if OWN:
         sums = path_sums(log_decay, ancestor_mask, mask_stride, rows, present, end, VALUE_HEADS, SUMMED, CAUSAL)
         other_sums = sums
@@ -201,16 +194,37 @@ def _weigh(
         sums = tl.load(log_decays + (first + rows) * VALUE_HEADS + head, mask=inside, other=0.0)
         other_sums = tl.load(log_decays + (first + columns) * VALUE_HEADS + head)
     reached = related(ancestor_mask, mask_stride, rows, columns, present, there, CAUSAL)
-    weights = decay_between(sums, other_sums, reached) * inverse_norms(other_key)[None, :]
-    key_norm = inverse_norms(key)
-    by_query = dot_rows(query, other_key) * weights * (scale * inverse_norms(query))[:, None]
-    by_key = dot_rows(key, other_key) * weights * (0.0 - strength * key_norm)[:, None]
+    weights = decay_between(sums, other_sums, reached)
+    by_key = tl.zeros([ROWS, ROWS], tl.float32)
+    by_query = tl.zeros([ROWS, ROWS], tl.float32)
+    key_square = tl.zeros([ROWS], tl.float32)
+    query_square = tl.zeros([ROWS], tl.float32)
+    other_square = tl.zeros([ROWS], tl.float32)
+    for part in tl.range(0, KEY_TILE, SLICE, num_stages=STAGES):
+        along = part + tl.arange(0, SLICE)
+        in_part = (along < KEY_DIM)[None, :]
+        part_places = rows[:, None] * mixed_stride + along[None, :]
+        part_query = tl.load(queries + part_places, mask=present[:, None] & in_part, other=0.0)
+        part_key = tl.load(raw_keys + part_places, mask=present[:, None] & in_part, other=0.0)
+        other_places = columns[:, None] * mixed_stride + along[None, :]
+        other_key = tl.load(raw_keys + other_places, mask=there[:, None] & in_part, other=0.0)
+        by_query += dot_rows(part_query, other_key)
+        by_key += dot_rows(part_key, other_key)
+        key_square += tl.sum(part_key.to(tl.float32) * part_key.to(tl.float32), axis=1)
+        query_square += tl.sum(part_query.to(tl.float32) * part_query.to(tl.float32), axis=1)
+        other_square += tl.sum(other_key.to(tl.float32) * other_key.to(tl.float32), axis=1)
+    weights *= tl.rsqrt(other_square + L2_EPS)[None, :]
+    key_norm = tl.rsqrt(key_square + L2_EPS)
+    by_query *= weights * (scale * tl.rsqrt(query_square + L2_EPS))[:, None]
+    by_key *= weights * (0.0 - strength * key_norm)[:, None]
     if OWN and other == block:
         strict = rows[None, :] < rows[:, None]
         by_key = unit_lower_inverse(tl.where(strict, 0.0 - by_key, 0.0), ROWS)
         tl.store(log_decays + (first + rows) * VALUE_HEADS + head, sums, mask=inside)
         if head % (VALUE_HEADS // KEY_HEADS) == 0:
             key_places = ((first + rows) * KEY_HEADS + key_head)[:, None] * KEY_DIM + along_key[None, :]
+            key_mask = present[:, None] & in_key[None, :]
+            key = tl.load(raw_keys + rows[:, None] * mixed_stride + along_key[None, :], mask=key_mask, other=0.0)
             unit_key = key.to(tl.float32) * key_norm[:, None]
             tl.store(keys + key_places, unit_key, mask=inside[:, None] & in_key[None, :])
     tile = (tl.program_id(1).to(tl.int64) * pairs + block * (block + 1) // 2 + other) * (ROWS * ROWS)
