@@ -10,6 +10,7 @@ GPUS=$(nvidia-smi -L | wc -l)
 say() { echo "[$(( $(date +%s) - T0 ))s] $*" | tee -a "$R/steps.txt"; }
 left() { echo $(( LIMIT - ( $(date +%s) - T0 ) )); }
 export SGLANG_DISABLE_CUDNN_CHECK=1 SGLANG_IS_FLASHINFER_AVAILABLE=false TVM_FFI_CACHE_DIR=$SITE/.jit HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false PYTHONUNBUFFERED=1
+export FLASHINFER_DISABLE_JIT=1  # the bundle has no sources of flashinfer's: what asks for them fails at once
 export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVLS=1  # the host's GPUs are others' too
 export CUDA_HOME=${CUDA_HOME:-$(dirname "$(dirname "$(readlink -f "$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)")")")}
 
@@ -18,11 +19,15 @@ if [ ! -d $SITE/sglang ]; then
   mkdir -p $SITE
   timeout 60 tar -xJf $BUNDLE -C $SITE 2>"$R/unpack.txt" || timeout 60 python3 -m tarfile -e $BUNDLE $SITE 2>>"$R/unpack.txt" || say "unpack FAILED"
 fi
+# sgl_kernel hands norms to flashinfer wherever that imports, and flashinfer compiles them; its own, for sm90, are in its library.
+sed -i 's/_has_flashinfer = True/_has_flashinfer = False/' $SITE/sgl_kernel/{elementwise,sampling}.py
 say "unpacked $(du -sm $SITE | cut -f1) MB"
 export PYTHONPATH=$SITE:$PWD
 timeout 60 python3 -m compileall -q -j 8 $SITE/sglang/srt $SITE/sglang/kernels $SITE/transformers/utils $SITE/transformers/*.py >/dev/null 2>&1 &
 timeout 60 python3 -W ignore -m tests.sglang.checkpoints $WORK/hf "$GGUF" >"$R/checkpoints.txt" 2>&1 &
 WRITE=$!
+timeout 60 python3 -W ignore -m benchmarks.sglang_kernels check >"$R/kernels.txt" 2>&1 &
+CHECK=$!
 # hybrid-tiny's drafter reads the last layer, 7, which SGLang does not hand out: the same weights told to read layer 6.
 rm -rf $WORK/hybrid-dflash; cp -r ddtree/embedded/hybrid-tiny-dflash $WORK/hybrid-dflash
 python3 - "$WORK/hybrid-dflash/config.json" <<'P'
@@ -36,6 +41,7 @@ print(torch.__version__, triton.__version__, transformers.__version__, tokenizer
 print('missing hooks:', missing(REGISTRY), missing(WORKER))" >"$R/versions.txt" 2>&1 &
 wait $WRITE || say "checkpoints FAILED: $(tail -1 "$R/checkpoints.txt")"
 say "checkpoints written"
+wait $CHECK && say "kernels: $(tail -1 "$R/kernels.txt")" || say "kernels FAILED: $(tail -1 "$R/kernels.txt" | cut -c1-300)"
 
 # 2. All servers at once: idle ones sleep. serve NAME PORT GPU NICE MODEL FLAGS...
 S=$WORK/hf/whole; D=$PWD/ddtree/embedded/smollm2-dflash; H=$PWD/ddtree/embedded/hybrid-tiny; DD="--speculative-algorithm DDTREE --speculative-draft-model-path"
@@ -70,7 +76,8 @@ up() {
 }
 P=$(echo $PROMPTS/{gsm8k,humaneval,mt-bench,alpaca}.jsonl | tr ' ' ','); [ -f $PROMPTS/gsm8k.jsonl ] || P=humaneval,gsm8k,mt-bench
 ask() {
-  local name=$1 port=$2 out=$3 seconds=$4; shift 4
+  local name=$1 port=$2 out=$3 seconds=$4 pid; shift 4; pid=PID_$name
+  kill -0 "${!pid}" 2>/dev/null || { say "no server for $out"; return 1; }
   [ "$(left)" -lt 8 ] && { say "no time for $out"; return 1; }
   [ "$seconds" -gt "$(left)" ] && seconds=$(left)
   timeout "$seconds" python3 -W ignore -m benchmarks.sglang_budgets ask "http://127.0.0.1:$port" --limit 20 --max-tokens 64 --prompts "$P" \
@@ -99,7 +106,7 @@ if [ "$GPUS" -gt 1 ] && [ "$(left)" -gt 35 ]; then
   up tp2 31007 60 && ask tp2 31007 tp2 30 --model $WORK/hf/padded --against "$R/plain.json" --concurrency 1
   stop tp2
 fi
-[ "$(left)" -gt 15 ] && { timeout 30 python3 -W ignore -m benchmarks.sglang_budgets ours --model $H --drafter $WORK/hybrid-dflash --device cuda --prompts $HP \
+[ "$(left)" -gt 15 ] && { timeout 60 python3 -W ignore -m benchmarks.sglang_budgets ours --model $H --drafter $WORK/hybrid-dflash --device cuda --prompts $HP \
   --budgets 16 --max-tokens 64 --against "$R/hplain.json" --out "$R/hours.json" >"$R/hours.txt" 2>&1; say "hours: $(grep -a '^{' "$R/hours.txt" | cut -c1-500)"; }
 nvidia-smi --query-gpu=memory.used --format=csv >"$R/memory.txt"
 # Traces can be large; what counts of them is in the JSON. Logs: their ends.
