@@ -110,7 +110,7 @@ class DeviceAuto:
 
     def open(self, sequence: Sequence) -> None:
         """Give a new sequence what is known so far."""
-        sequence.spared = sequence.conditioned and self.sparing
+        sequence.spared = self.sparing and may_be_spared(sequence)
         sequence.auto = replace(self._regime(sequence, sequence.conditioned and not sequence.spared), num_plain=0)
 
     def _regime(self, sequence: Sequence, scored: bool) -> Belief:
@@ -126,7 +126,7 @@ class DeviceAuto:
         """Leave the adapter out of a large batch's rounds while its scores cost more than they bring. A belief follows by what
         trees of the one kind promise on average over those of the other."""
         drafting = [s for s in sequences if s.drafts]
-        if len(sequences) >= SPARING and all(s.auto is not None and s.conditioned for s in drafting) and drafting:
+        if len(sequences) >= SPARING and drafting and all(s.auto is not None and may_be_spared(s) for s in drafting):
             rates = {sparing: self._rate(sequences, drafting, sparing) for sparing in (False, True)}
             if rates[not self.sparing] > STICKING * rates[self.sparing]:
                 self.sparing = not self.sparing
@@ -244,6 +244,11 @@ class DeviceAuto:
             lane = captured.relaunch()
         lane.wait()
         return statistics.median(times)
+
+
+def may_be_spared(sequence: Sequence) -> bool:
+    """Whether the adapter may be left out: it is there, and the request did not ask for it by name."""
+    return sequence.conditioned and sequence.request.scoring is None
 
 
 def promises(tree: DraftTree, ladder: np.ndarray) -> tuple[np.ndarray, float]:

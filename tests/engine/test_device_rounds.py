@@ -197,6 +197,10 @@ def test_auto_leaves_scorings_alone_that_a_request_chose():
     sequences[3].conditioned = False
     auto.plan(sequences)
     assert not any(s.spared for s in sequences)
+    sequences = scored_batch(auto, 8, [1.0, 1.5, 1.6], [1.0, 1.2, 1.3])
+    sequences[3].request = replace(sequences[3].request, scoring="conditioned")
+    auto.plan(sequences)
+    assert not any(s.spared for s in sequences), "asked for by name"
 
 
 def test_what_a_tree_promises_at_other_budgets():
