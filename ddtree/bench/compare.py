@@ -14,6 +14,7 @@ CIRCUMSTANCES = (
     "drafter",
     "scoring",
     "dtype",
+    "batch_invariant",
     "device",
     "thinking",
     "temperature",

@@ -68,7 +68,7 @@ def run_served(serving, prompts: Sequence[Prompt], facts: Facts, say: Say) -> di
     result = describe(facts, settings, answers, verdict)
     result["client_versions"] = result.pop("versions")
     known = serving.facts()
-    result |= {name: known[name] for name in ("dtype", "device", "batch_invariant")} | {"versions": {"server": known["version"]}}
+    result |= {name: known[name] for name in ("dtype", "device", "batch_invariant", "scoring")} | {"versions": {"server": known["version"]}}
     result |= {
         "url": serving.url,
         "concurrency": serving.concurrency,

@@ -48,10 +48,11 @@ class Serving:
         self.model = self.client.model()
 
     def facts(self) -> dict:
-        """What the server says of itself: model, and where it can, drafter, dtype, device, mode and version."""
-        names = ("drafter", "dtype", "device", "batch_invariant", "version")
+        """What the server says of itself: model, and where it can, drafter, dtype, device, mode, scoring and version."""
+        names = ("drafter", "dtype", "device", "batch_invariant", "scoring", "version")
         stats = self.client.get("/stats") or {}
-        return {"model": self.client.model()} | {name: stats.get(name) or None for name in names}
+        known = {name: stats.get(name) for name in names}
+        return {"model": self.client.model()} | {name: None if value == "" else value for name, value in known.items()}
 
     def inspect(self, prompts: Sequence[Prompt], say: Callable[[str], None]) -> tuple[list[Item], dict]:
         """As `Offline.inspect`: every configuration on every turn, one request at a time."""

@@ -92,5 +92,7 @@ def test_prompts_that_are_not_there(command):
 def test_concurrency_needs_a_server(command):
     code, _, err = command("--concurrency", "4")
     assert code == 2 and "--url" in err
+    code, _, err = command("--url", "http://x", "--batch-invariant")
+    assert code == 2 and "ddtree serve --batch-invariant" in err
     with pytest.raises(SystemExit):
         main(["bench", "--rate", "0"])

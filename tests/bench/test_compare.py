@@ -24,6 +24,8 @@ def test_verdicts():
 def test_unlike_runs_are_named():
     found = compare(finished(), finished(device="another", eos_policy="ignored"))
     assert set(found["differs_in"]) == {"device", "eos_policy"}
+    modes = compare(finished(batch_invariant=False), finished(batch_invariant=True))
+    assert modes["differs_in"] == {"batch_invariant": [False, True]}
 
 
 def test_a_refused_run_is_not_compared():

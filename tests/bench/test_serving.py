@@ -56,6 +56,7 @@ def test_a_run_over_http():
     assert (
         result["concurrency"] == 2 and result["dtype"] and result["output_tokens"]["median"] == len(LONG) + 1
     )
+    assert result["batch_invariant"] is False  # said by the server, not unknown
     row = result["configs"]["8"]
     assert row["acceptance_length"] == 3 and row["throughput_tokens_per_s"]["median"] > 0
     assert row["output_tokens"] == 4 * 2 * (len(LONG) + 1) and not notes(result)[1:]
