@@ -118,6 +118,7 @@ def describe_run(result: dict) -> list[str]:
         f"max_tokens {result['max_tokens']}",
         f"temperature {result['temperature']:g}",
         *([f"drafts {result['scoring']}"] if result.get("scoring") else []),
+        *(["batch-invariant"] if result.get("batch_invariant") else []),
         f"thinking {result['thinking']}",
         f"EOS {result['eos_policy'].split(' ')[0]}",
         f"concurrency {result['concurrency'] or 'unlimited'}",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddtree.bench.plot import draw, write_plots
+from ddtree.bench.plot import draw, render_page, write_plots
 from tests.bench.results import finished
 
 pytest.importorskip("matplotlib")
@@ -46,6 +46,12 @@ def test_the_adapters_trees_and_those_without_it_are_told_apart():
 
 def test_a_run_without_an_adapter_says_nothing_of_scorings():
     assert labels_of(draw(finished(scoring="factorised")).axes[1])[:2] == ["trees", "chain of 7"]
+
+
+def test_the_page_says_how_the_run_drafted_and_computed():
+    said = render_page(finished(scoring="conditioned", batch_invariant=True), "<svg></svg>")
+    assert "drafts conditioned" in said and "batch-invariant" in said
+    assert "batch-invariant" not in render_page(finished(batch_invariant=False), "<svg></svg>")
 
 
 def test_a_picture_may_be_named(tmp_path):
