@@ -85,7 +85,7 @@ class AdapterTrainingConfig:
 
     width: int = 512
     rank: int = 256
-    start: str = ""  # folder of an adapter of the same shape to start from, in place of a fresh one
+    start: str = ""  # folder of an adapter of the same shape to start from; "grandparent" may start from "none"
     summary: str = "none"  # of the path before the parent: none, grandparent, recurrence or attention
     num_candidates: int = 64
     reach: float = 64.0  # tokens below a path less likely than 1 / reach count for less: no tree goes there; 0 counts all alike
