@@ -13,7 +13,7 @@ from ddtree.audit.compare import closest_row, row_errors, tolerance
 from ddtree.audit.drafter_twin import DrafterTwin
 from ddtree.audit.findings import DRAFTER, Fault
 from ddtree.audit.observe import KEYS, VALUES, Forward, memory
-from ddtree.audit.scoring import AdapterTwin, score_faults
+from ddtree.audit.scoring import LIMIT_NATS, AdapterTwin, score_faults
 from ddtree.audit.watch import Record
 
 PARTS = {"o_proj": "attention", "mlp": "MLP"}
@@ -160,7 +160,7 @@ class DrafterAudit:
         else:
             twin, scoring = AdapterTwin(self.drafter.conditioning.adapter, self.target.model), "the adapter"
             rows = lambda tokens: twin.rows(drafted.hidden, tokens, found.token_ids, marginals)  # noqa: E731
-        yield from score_faults(tree, found.token_ids, rows, 50 * self.limit, scoring)
+        yield from score_faults(tree, record.tree_budget, found.token_ids, rows, LIMIT_NATS * self.limit, scoring)
 
     def _features_fault(self, record: Record, given: torch.Tensor, due: torch.Tensor, fresh: Forward, first: int) -> str:
         """Whose features they are instead: another layer's, or other nodes'."""

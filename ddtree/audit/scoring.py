@@ -16,6 +16,7 @@ from ddtree.audit.findings import DRAFTER, Fault
 from ddtree.audit.tree_rows import path_to
 from ddtree.models.adapter import LEAST_LOG_PROB, LEAST_REST, PAIRWISE
 
+LIMIT_NATS = 50.0  # per unit of the rows' tolerance (audit.compare): 0.025 nats in fp32, 5 in bf16, where sums along a path round
 MOST_PATHS = 6  # looked at per round, the deepest first and the others as they come
 
 # (tokens of a path, the root first) -> [n, M] log-probabilities of the candidates below each of them
@@ -60,13 +61,14 @@ class AdapterTwin:
         return F.linear(x, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias"))
 
 
-def score_faults(tree, token_ids: np.ndarray, rows: Rows, limit: float, scoring: str) -> Iterator[Fault]:
-    """Every node of some paths scores its parent's score and its own row's; no child that is worth more than the tree's least is left out.
+def score_faults(tree, budget: int, token_ids: np.ndarray, rows: Rows, limit: float, scoring: str) -> Iterator[Fault]:
+    """Every node of some paths scores its parent's score and its own row's; no child that is worth more than the tree's least is
+    left out, and none at all where the tree has fewer nodes than its `budget`.
 
     `token_ids` [D, M]: the candidates that `rows` are of. `limit`: nats that two computations may be apart.
     """
     children = {(int(parent), int(token)): node for node, (parent, token) in enumerate(zip(tree.parents, tree.token_ids, strict=True)) if node}
-    least = float(tree.scores.min())
+    least = float(tree.scores.min()) if tree.num_drafted >= budget else -np.inf
     for leaf in _some_leaves(tree):
         path = path_to(leaf, tree.parents)
         found = rows([int(tree.token_ids[node]) for node in path])
@@ -76,7 +78,8 @@ def score_faults(tree, token_ids: np.ndarray, rows: Rows, limit: float, scoring:
             for token, score in zip(token_ids[depth].tolist(), due.tolist(), strict=True):
                 node = children.get((parent, token))
                 if node is None and score > least + limit:
-                    where = f"token {token} at depth {depth + 1} below node {parent} scores {score:.3f}, the tree's least node {least:.3f}"
+                    beside = f"the tree's least node {least:.3f}" if np.isfinite(least) else f"the tree has {tree.num_drafted} of {budget} nodes"
+                    where = f"token {token} at depth {depth + 1} below node {parent} scores {score:.3f}, {beside}"
                     yield Fault(DRAFTER, f"draft tree: {where}, and is left out: it is not the best-first tree")
                     return
                 if node is not None and not abs(score - float(tree.scores[node])) <= limit:
@@ -87,6 +90,6 @@ def score_faults(tree, token_ids: np.ndarray, rows: Rows, limit: float, scoring:
 
 def _some_leaves(tree) -> list[int]:
     inner = set(tree.parents[1:].tolist())
-    leaves = [node for node in range(1, tree.num_nodes) if node not in inner]
+    leaves = [node for node in range(tree.num_nodes) if node not in inner]
     deepest = sorted(leaves, key=lambda node: -tree.depths[node])[: MOST_PATHS // 2]
     return list(dict.fromkeys([*deepest, *leaves]))[:MOST_PATHS]

@@ -74,6 +74,12 @@ def test_a_sibling_that_the_builder_leaves_out(llama, monkeypatch):
     assert "is left out: it is not the best-first tree" in where(engine_of(llama))
 
 
+@pytest.mark.parametrize("kept", [0, 6])
+def test_a_builder_that_spends_less_than_its_budget(llama, monkeypatch, kept):
+    monkeypatch.setattr(decode_round, "build_ddtree", lambda root_token, candidates, budget: build_ddtree(root_token, candidates, min(kept, budget)))
+    assert f"the tree has {kept} of 12 nodes, and is left out" in where(engine_of(llama))
+
+
 def test_scores_that_forget_their_parents(llama, monkeypatch):
     def flat(root_token, candidates, budget):
         tree = build_ddtree(root_token, candidates, budget)
