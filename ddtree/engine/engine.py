@@ -44,6 +44,8 @@ class Engine:
         self.device_rounds: DeviceRounds | None = None  # runs rounds that need nothing of the host; None without pools
         self.memory, self.prefix = memory, prefix
         if memory is None:
+            if config.batch_invariant:
+                raise ValueError("batch_invariant needs an engine over pools (pooled_engine), this one is without: leave it out")
             self.memory = memory_for(target, drafter, config)
             self.prefix = PrefixCache(config.prefix_bytes, self.memory) if config.prefix_bytes else None
         self.scheduler = Scheduler(config, self.memory, self.prefix, self.block_size or 0)

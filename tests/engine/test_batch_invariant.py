@@ -9,12 +9,14 @@ import torch
 
 from ddtree.bench.run import engine_facts
 from ddtree.engine.config import EngineConfig
+from ddtree.engine.engine import Engine
 from ddtree.engine.loading import load_engine
 from ddtree.engine.measure import facts_of as cost_facts
 from ddtree.engine.pooled import pooled_engine
 from ddtree.sampling.params import SamplingParams
 from ddtree.server.facts import facts_of
 from tests.engine.pools import Pair, ask, run_schedule, seeded, tokens
+from tests.scripted import VOCAB, ScriptedTarget
 
 GPU = torch.cuda.is_available()
 # A hybrid's twins are vectorised over rows of few heads, which a CPU rounds by their place: bits are a GPU's affair there.
@@ -98,6 +100,11 @@ def test_company_budgets_chunks_and_preemption_change_no_bit(pair, logprobs):
 def test_a_cpu_engine_says_why_it_has_no_such_mode(tmp_path):
     with pytest.raises(ValueError, match="batch_invariant is for the engine of a GPU, this one runs on cpu: leave it out"):
         load_engine(tmp_path, device="cpu", batch_invariant=True)
+
+
+def test_an_engine_without_pools_does_not_claim_the_mode():
+    with pytest.raises(ValueError, match="batch_invariant needs an engine over pools .*: leave it out"):
+        Engine(ScriptedTarget(), None, EngineConfig(max_context=64, batch_invariant=True), VOCAB)
 
 
 def test_the_mode_is_said_where_results_are_read(pair):
