@@ -17,7 +17,7 @@ from ddtree.replicas.merge import merge
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SUMMED = ("running", "waiting")
-SHARED = ("model", "target", "drafter", "version", "dtype", "max_context", "block_size", "tree_budget")
+SHARED = ("model", "target", "drafter", "version", "dtype", "batch_invariant", "max_context", "block_size", "tree_budget")
 
 
 def admin_app(replicas: Sequence[Replica], warm: Callable[[], bool]) -> Starlette:

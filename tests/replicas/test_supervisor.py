@@ -42,6 +42,7 @@ def test_one_address_speaks_for_all(box):
     assert box.http.get("/health").json() == {"status": "ok", "replicas": {"ready": 2, "total": 2, "not_ready": []}}
     stats = box.http.get("/stats").json()
     assert stats["running"] == stats["waiting"] == 0 and stats["model"] == "toy" and len(stats["replicas"]) == 2
+    assert stats["batch_invariant"] is False and not any("batch_invariant" in each for each in stats["replicas"])
     assert len({each["pid"] for each in stats["replicas"]}) == 2
     assert box.metric("ddtree:replica_up") == {"0": 1, "1": 1}
     assert set(box.metric("ddtree:num_requests_running")) == {"0", "1"}
