@@ -25,7 +25,7 @@ class Round:
     kept: Acceptance  # cut at a stop; what was committed and emitted
     finish: Finish | None
     fault: Exception | None = None  # in this sequence's own part, which committed nothing
-    scoring: str | None = None  # how the tree was ranked, where that is not as the request's own stats say
+    scoring: str | None = None  # how a device's round ranked the tree; None: as the sequence has it
 
 
 class CommitFailed(RuntimeError):

@@ -85,7 +85,7 @@ class RequestStats:
     tree_budget: TreeBudget = 0  # the budget that was in force
     block_size: int | None = None  # None without a drafter
     mode: str = "target_only"  # ddtree | chain | target_only
-    scoring: Scoring | None = None  # None where nothing is drafted
+    scoring: Scoring | None = None  # conditioned if any tree was ranked so; None where nothing is drafted
     reason: str | None = None  # why the mode is not what was asked for
     decode_rounds: int = 0
     plain_rounds: int = 0  # those that verified the root alone

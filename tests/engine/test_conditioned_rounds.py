@@ -12,6 +12,7 @@ from ddtree.engine.engine import Engine
 from ddtree.engine.measure import start_auto
 from ddtree.engine.pooled import pooled_engine
 from ddtree.engine.request import Request
+from ddtree.engine.sequence import Sequence
 from ddtree.models.adapter import SUMMARIES, Adapter, AdapterConfig, Conditioning
 from ddtree.sampling.params import SamplingParams
 from tests.engine.test_device_rounds import FILTERED, GREEDY, SAMPLED, request, run_together
@@ -90,6 +91,21 @@ def test_a_batch_of_both_kinds(engines):
     requests = [request(0, 16, GREEDY, 9), request(1, 7, SAMPLED, 9, scoring="factorised"), request(2, 0, GREEDY, 9), request(3, 32, FILTERED, 9)]
     expected = [plain.generate(each).token_ids for each in requests]
     assert run_together(single, requests) == run_together(pooled, requests) == expected
+
+
+@pytest.mark.parametrize("spared", [False, True])
+def test_the_answer_says_how_its_trees_were_ranked(engines, spared, monkeypatch):
+    """Also where auto leaves the adapter out."""
+    _, single, pooled = engines
+    monkeypatch.setattr(Sequence, "spared", property(lambda _: spared, lambda _, value: None))
+    said = "factorised" if spared else "conditioned"
+    for engine in (single, pooled):
+        engine.add(request(2, 16, GREEDY, 9, trace=True))
+        emissions = []
+        while engine.has_work:
+            emissions += engine.step()
+        assert emissions[-1].stats.scoring == said
+        assert {each.trace.scoring for each in emissions if each.trace and each.trace.tree.num_drafted} == {said}
 
 
 @pytest.mark.long
