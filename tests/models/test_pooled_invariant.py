@@ -10,6 +10,7 @@ from ddtree.caches.pooled_rows import PREFILL, STEP, PooledRows, consecutive_row
 from ddtree.caches.pools import PageTable
 from ddtree.doctor.hybrid import TARGET, fill
 from ddtree.models.config import ModelConfig
+from ddtree.models.pooled_moe import moe_invariant
 from ddtree.models.pooled_target import PooledTarget
 from ddtree.models.qwen3_5 import Qwen3_5
 from ddtree.tree.draft_tree import DraftTree
@@ -153,3 +154,16 @@ def test_it_computes_what_the_modules_do(name):
     tree = random_tree(17, 1)
     hidden, _ = pool.tree((0,), [tree], 20)
     assert_close("hidden", hidden[:17], run_tree(pool.model, cache, tree, ()).hidden, 1e-4)
+
+
+@torch.inference_mode()
+def test_a_shared_expert_gives_each_row_what_it_gets_alone():
+    """Qwen3.5's experts by themselves: its narrow recurrent layers keep no bits on a CPU."""
+    model = test_pooled.TARGETS["Qwen3_5MoeForCausalLM"]
+    moe = model.layers[0].mlp
+    assert moe.shared_expert is not None
+    rows = torch.randn(9, model.config.hidden_size, generator=torch.Generator().manual_seed(1))
+    together = moe_invariant(moe, rows)
+    assert_close("rows", together, moe(rows), 1e-5)
+    for row in range(9):
+        assert torch.equal(moe_invariant(moe, rows[row : row + 1]), together[row : row + 1])
