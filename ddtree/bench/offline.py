@@ -107,7 +107,8 @@ class Offline:
     def near_tie(self, items: Sequence[Item]) -> Callable[[Output, Output, int], dict | None]:
         """For `validity.Rules`: re-scores a first difference with the target alone."""
         by_id = {item.id: item for item in items}
-        model = getattr(self.engine.target, "model", None)
+        # The batch-invariant mode promises the same bits: there a tie is no excuse.
+        model = None if self.engine.config.batch_invariant else getattr(self.engine.target, "model", None)
 
         def judge(plain: Output, other: Output, position: int) -> dict | None:
             if model is None or position >= min(len(plain.token_ids), len(other.token_ids)):

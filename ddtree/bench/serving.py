@@ -66,9 +66,10 @@ class Serving:
         """For `validity.Rules`: re-scores a first difference by the server's log-probabilities after a fresh prefill."""
         by_id = {item.id: item for item in items}
         noise: list[HttpNoise] = []  # measured once, at the first difference
+        exact = self.facts()["batch_invariant"]  # promises the same bits: there a tie is no excuse
 
         def judge(plain: Output, other: Output, position: int) -> dict | None:
-            if self.settings.sampling.temperature or position >= min(len(plain.token_ids), len(other.token_ids)):
+            if exact or self.settings.sampling.temperature or position >= min(len(plain.token_ids), len(other.token_ids)):
                 return None  # sampled margins need the noise of the draw, which no server tells
             if not noise:
                 noise.append(HttpNoise.measure(self.client, self.model, self.facts()["dtype"]))

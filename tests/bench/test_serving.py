@@ -183,14 +183,14 @@ def test_what_cannot_be_is_said():
         Serving("http://x", settings(), transport=dead)
 
 
-@pytest.mark.parametrize(("gap", "refused"), [(2e-5, False), (0.3, True)])
-def test_a_difference_is_a_near_tie_only_where_the_server_itself_hardly_prefers_a_token(gap, refused):
-    """Scored by the server's log-probabilities after a fresh prefill; its decoding is 3e-5 off that."""
+@pytest.mark.parametrize(("gap", "exact", "refused"), [(2e-5, False, False), (0.3, False, True), (2e-5, True, True)])
+def test_a_difference_is_a_near_tie_only_where_the_server_itself_hardly_prefers_a_token(gap, exact, refused):
+    """Scored by the server's log-probabilities after a fresh prefill; its decoding is 3e-5 off that. Never of a batch-invariant server."""
 
     def answer(request):
         body = json.loads(request.content) if request.content else {}
         if request.url.path in ("/v1/models", "/stats"):
-            return httpx.Response(200, json={"data": [{"id": "other"}], "dtype": "float32"})
+            return httpx.Response(200, json={"data": [{"id": "other"}], "dtype": "float32", "batch_invariant": exact})
         if request.url.path == "/tokenize":
             return httpx.Response(200, json={"tokens": [1, 2, 3]})
         if request.url.path == "/v1/completions":
