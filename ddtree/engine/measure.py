@@ -37,6 +37,7 @@ HEADROOM = 1.5  # on the card's best acceptance length: rounds that even this co
 UNSTEADY = 1.3  # how far the passes of a quiet machine differ at most, the slowest from the fastest
 UNSTEADY_WEIGHT = 3  # rounds that a measurement on a busy machine counts for
 UNTIMED_ROW = 0.1  # of a plain step, for each row beyond the last that was timed, where the time did not suffice
+SETTLING = 8  # beginnings before giving up
 IN_FLIGHT = 2  # rounds over pools that may have been launched before the budget changed
 
 
@@ -50,8 +51,8 @@ class Bench:
 
     def settle(self, budget: int) -> Sequence:
         """The sequence, its next round one of at most `budget` nodes. Over pools the rounds that were launched ahead, with the
-        last budget, are let go by."""
-        while True:
+        last budget, are let go by. RuntimeError where the sequence ends with every one of them."""
+        for _ in range(SETTLING):
             sequence = self.engine.running_or_none(self.request_id) or self._begin()
             sequence.tree_budget = min(budget, self.engine.config.max_tree_budget)
             if self.engine.device_rounds is None or self._budget == sequence.tree_budget:
@@ -59,6 +60,7 @@ class Bench:
             self._budget = sequence.tree_budget
             for _ in range(IN_FLIGHT):
                 self.engine.step()
+        raise RuntimeError(f"a context of {self.engine.config.max_context} tokens ends before a round can be timed: raise max_context")
 
     def round(self, budget: int) -> Timing:
         """One decode round with at most `budget` nodes."""
