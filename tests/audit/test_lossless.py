@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -68,6 +69,23 @@ def test_transformers_agrees_and_a_changed_layer_is_named(llama, llama_folder):
     result = audited(engine, plan=PLAN, reference=reference)
     assert result.verdict == "mismatch"
     assert {each.where for each in result.divergences} and "layer 1 MLP differs from token 0 on" in result.divergences[0].where
+
+
+@pytest.mark.parametrize(("exact", "verdict"), [(False, "near_tie"), (True, "mismatch")])
+def test_no_near_tie_excuses_a_batch_invariant_engine(llama, exact, verdict, monkeypatch):
+    """Drafted answers differ in a token that the target, by the noise told here, hardly prefers."""
+    engine = engine_of(llama)
+    engine.config = replace(engine.config, batch_invariant=exact)
+    generate, noise = Audit.generate, measure_noise(llama, list(range(40)))
+
+    def other(self, request, *args):
+        tokens = generate(self, request, *args)
+        return [*tokens[:-1], (tokens[-1] + 1) % engine.vocab_size] if request.tree_budget else tokens
+
+    monkeypatch.setattr(Audit, "generate", other)
+    monkeypatch.setattr(type(noise), "limit", property(lambda self: 1e9))
+    result = audited(engine, plan=PLAN)
+    assert {each.verdict for each in result.divergences} == {verdict} and result.verdict == verdict
 
 
 def test_noise_is_measured_and_bounded(llama):
