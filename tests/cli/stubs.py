@@ -31,7 +31,7 @@ class Pace:
 def stub_engine(script="hello", drafter=True):
     """A scripted engine with what the commands ask of a real one."""
     engine = ScriptEngine(script)
-    engine.config = SimpleNamespace(max_context=512, max_tree_budget=1024)
+    engine.config = SimpleNamespace(max_context=512, max_tree_budget=1024, batch_invariant=False)
     engine.has_drafter, engine.block_size, engine.vocab_size = drafter, 8 if drafter else None, VOCAB
     engine.cache_use = 0.0
     engine.target = SimpleNamespace(device=Cpu(), model=SimpleNamespace(dtype="torch.float32"))
