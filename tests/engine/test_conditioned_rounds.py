@@ -32,7 +32,10 @@ def adapter_for(engine, summary: str) -> Adapter:
     return adapter.requires_grad_(False)
 
 
-@pytest.fixture(scope="module", name="engines", params=SUMMARIES)
+KINDS = [pytest.param(kind, marks=pytest.mark.long) if kind == "attention" else kind for kind in SUMMARIES]
+
+
+@pytest.fixture(scope="module", name="engines", params=KINDS)
 def _engines(request):
     """Plain decoding; with an adapter over per-sequence caches; over pools."""
     plain = random_hybrid("cpu", torch.float32)

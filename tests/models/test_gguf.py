@@ -208,6 +208,7 @@ def test_pairs_and_halves_are_inverse():
 
 
 @pytest.mark.real
+@pytest.mark.long  # tests/audit/test_command.py holds the pair against transformers too, in fewer tokens
 def test_smollm2_writes_what_transformers_writes(smollm2_path):
     from transformers import AutoModelForCausalLM
 

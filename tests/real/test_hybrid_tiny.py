@@ -87,7 +87,7 @@ def test_thinking_gets_sums_right_plain_and_with_trees(hybrid, items):
     assert right >= 0.9 * len(chosen)
 
 
-@pytest.mark.parametrize("sampling", [None, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("sampling", [None, pytest.param(SAMPLED, marks=pytest.mark.long)], ids=["greedy", "sampled"])
 def test_every_budget_writes_what_plain_decoding_writes(hybrid, sampling):
     prompt = hybrid.ask("Write a short story about a dog.")
     plain = hybrid.answer(prompt, 0, 48, sampling).token_ids

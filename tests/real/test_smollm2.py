@@ -57,6 +57,7 @@ def test_the_shipped_drafter_drafts(pair, evaluation_prompts):
     assert emitted / rounds > 2.2
 
 
+@pytest.mark.long
 def test_budgets_alternate_within_a_conversation(pair):
     turns, history = ["Name three fruits.", "Which of them is red?", "Thank you."], []
     from ddtree.text import render_chat
