@@ -71,6 +71,7 @@ def compare(pair, grammar, things, budgets):
     return emitted / rounds
 
 
+@pytest.mark.long
 def test_schema_with_a_tree_equals_plain(pair, grammar):
     assert compare(pair, grammar, THINGS[1:2], [16]) > 1.2
 
