@@ -31,6 +31,7 @@ PROBE_EVERY = 64  # plain rounds between looks at whether drafting would pay aga
 MOST_HEARD = 8  # trees that are learnt from per round
 TIMED = 7  # replays per shape
 SPARING = 8  # sequences in a batch from which on the adapter may be left out: its scores cost a sequence's share each
+RECONSIDERED = 16  # rounds of large batches between two looks at whether it pays: a look costs the host something for each
 COMPARED = 8  # tree budget at which the adapter's share of such a round is measured
 COST_MEMORY = 0.9  # of a shape's time, per round of it
 
@@ -77,6 +78,7 @@ class DeviceAuto:
         self.chosen = 0
         self.turn = 0
         self.sparing = False  # whether the adapter was left out of the last large batch's rounds
+        self.settled = 0  # rounds of large batches for which that stays
 
     def describe(self) -> str:
         """What a round costs, in one line."""
@@ -127,9 +129,11 @@ class DeviceAuto:
         trees of the one kind promise on average over those of the other."""
         drafting = [s for s in sequences if s.drafts]
         if len(sequences) >= SPARING and drafting and all(s.auto is not None and may_be_spared(s) for s in drafting):
-            rates = {sparing: self._rate(sequences, drafting, sparing) for sparing in (False, True)}
-            if rates[not self.sparing] > STICKING * rates[self.sparing]:
-                self.sparing = not self.sparing
+            self.settled -= 1
+            if self.settled < 0:
+                rates = {sparing: self._rate(sequences, drafting, sparing) for sparing in (False, True)}
+                self.sparing ^= rates[not self.sparing] > STICKING * rates[self.sparing]
+                self.settled = RECONSIDERED - 1
             sparing = self.sparing
         else:
             sparing = False
