@@ -84,7 +84,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--max-context", type=int)
     parser.add_argument("--measure-s", type=float, default=8.0, help="time for the cost model, which is not read from the cache")
     parser.add_argument("--out", type=Path)
-    return parser.parse_args()
+    args = parser.parse_args()
+    for name in args.budgets:
+        if ":" in name and not name.endswith(FACTORISED):
+            parser.error(f"--budgets: {name!r} is no configuration; the only suffix is {FACTORISED!r}")
+    return args
 
 
 def load(args):
