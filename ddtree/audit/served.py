@@ -28,6 +28,7 @@ from ddtree.client import Answer, HttpNoise, Refused, ServerClient, answer_of, a
 
 INSIDE = "layers, caches, commits, the drafter's own computation: audit the model in the process (ddtree audit MODEL)"
 NO_BUDGET = "speculative against plain decoding: the server does not answer with a `ddtree` object, so it has no tree_budget to turn off"
+EXACT = "the server is batch-invariant: no near tie between its own answers is excused"
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ class ServedAudit:
         self.model = client.model()
         self.is_ddtree = False
         self.noise: HttpNoise | None = None
+        self.exact = False  # the batch-invariant mode promises the same bits: there a tie is no excuse
 
     def run(self, texts: Sequence[tuple[str, str]], thinking: Sequence[bool] | None = None) -> Result:
         """Every text in every form that the server takes."""
@@ -76,7 +78,9 @@ class ServedAudit:
             result.drafter_rounds = 0
             stats = self.client.get("/stats") or {}
             self.noise = HttpNoise.measure(self.client, self.model, stats.get("dtype"))
-            result.noise, result.near_tie_limit = self.noise.measured, self.noise.limit
+            self.exact = bool(stats.get("batch_invariant"))
+            result.noise, result.near_tie_limit = self.noise.measured, None if self.exact else self.noise.limit
+            result.notes += [EXACT] if self.exact else []
         result.unchecked += [INSIDE] + ([] if self.is_ddtree else [NO_BUDGET])
         plain = {}
         for number, case in enumerate(cases, start=1):
@@ -235,7 +239,7 @@ class ServedAudit:
         if by_ids and position < min(len(left), len(right)) and not case.temperature:
             prompt = self.client.token_ids(self._prompt_body(case))
             margin = None if prompt is None else self.noise.margin([*prompt, *left[:position]])
-            verdict = NEAR_TIE if margin is not None and margin <= self.noise.limit else MISMATCH
+            verdict = NEAR_TIE if margin is not None and margin <= self.noise.limit and not self.exact else MISMATCH
         shown = [self._shown(each, position, by_ids) for each in (left, right)]
         where = "" if verdict == NEAR_TIE else f"only an audit in the process can tell: {INSIDE.partition(': ')[2]}"
         self.result.divergences.append(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -11,7 +12,7 @@ from ddtree.audit.lossless import Plan
 from ddtree.audit.served import ServedAudit
 from ddtree.client import HttpNoise, ServerClient
 from ddtree.engine.request import Emission
-from tests.server.fakes import ScriptEngine, serving
+from tests.server.fakes import FACTS, ScriptEngine, serving
 
 PLAN = Plan(budgets=(0, 8, 16), max_tokens=40)
 TEXTS = [("fox", "Tell me of the fox."), ("dog", "And of the dog?")]
@@ -35,8 +36,8 @@ def audit_of(client, plan=PLAN, **options):
     return ServedAudit(ServerClient("http://test/v1", http=client), plan, **options)
 
 
-def served(engine=None, plan=PLAN, **options):
-    with serving(engine or ScriptEngine(LONG)) as running:
+def served(engine=None, plan=PLAN, facts=FACTS, **options):
+    with serving(engine or ScriptEngine(LONG), facts=facts) as running:
         return audit_of(Http(running), plan, **options).run(TEXTS)
 
 
@@ -49,19 +50,32 @@ def test_a_sound_server_is_identical_and_what_was_not_seen_is_said():
     json.dumps(result.as_json(), allow_nan=False)
 
 
-def test_tokens_that_change_with_the_budget_are_a_mismatch():
-    class Lossy(ScriptEngine):
-        def _advance(self, request_id):
-            request, before = self.live[request_id]
-            emission = super()._advance(request_id)
-            if request.tree_budget == 16 and before == 10:
-                return Emission(request_id, (ord("#"), *emission.token_ids[1:]), emission.finish_reason, stats=emission.stats)
-            return emission
+class Lossy(ScriptEngine):
+    """Writes another token at place 10 where the budget is 16."""
 
+    def _advance(self, request_id):
+        request, before = self.live[request_id]
+        emission = super()._advance(request_id)
+        if request.tree_budget == 16 and before == 10:
+            return Emission(request_id, (ord("#"), *emission.token_ids[1:]), emission.finish_reason, stats=emission.stats)
+        return emission
+
+
+def test_tokens_that_change_with_the_budget_are_a_mismatch():
     result = served(Lossy(LONG))
     assert result.verdict == "mismatch" and result.exit_status == 1
     first = result.divergences[0]
     assert (first.budget, first.position, first.other_token) == (16, 10, "'#'") and "in the process" in first.where
+
+
+@pytest.mark.parametrize(("exact", "verdict"), [(False, "near_tie"), (True, "mismatch")])
+def test_no_near_tie_excuses_a_batch_invariant_server(exact, verdict, monkeypatch):
+    monkeypatch.setattr(HttpNoise, "measure", lambda client, model, dtype: HttpNoise(client, model, 0.25, 0.5))
+    monkeypatch.setattr(HttpNoise, "margin", lambda self, token_ids: 0.125)
+    result = served(Lossy(LONG), facts=replace(FACTS, batch_invariant=exact))
+    assert {each.verdict for each in result.divergences} == {verdict} and result.verdict == verdict
+    assert result.divergences[0].margin == 0.125 and result.near_tie_limit == (None if exact else 0.5)
+    assert any("batch-invariant" in note for note in result.notes) is exact
 
 
 def test_a_stop_that_is_read_too_late_and_a_wrong_count():
