@@ -21,7 +21,7 @@ from recipes.hybrid_tiny.prose import Prose
 
 MIX = Mix(arithmetic_thinking=0.2, arithmetic_direct=0.15, prose_thinking=0.35, prose_direct=0.3, turns=(0.9, 0.1))
 REQUESTS = 20_000
-OPENERS = (1, 1, 2, 3, 5, 8, 12)  # of a request, drawn evenly
+OPENERS = (1, 2, 4, 8, 16, 24, 32)  # of a request, drawn evenly: as short and as long as public prompts are
 
 
 def far_prose(seed: int, number: int = REQUESTS) -> Prose:

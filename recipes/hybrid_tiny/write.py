@@ -25,10 +25,12 @@ TEMPERATURES, SHARES = (0.0, 0.7, 1.0), (0.7, 0.2, 0.1)
 
 
 class Prompts:
-    """The prepared prompts as flat ids and offsets."""
+    """The prepared prompts of one or several folders as flat ids and offsets."""
 
-    def __init__(self, folder: Path) -> None:
-        self.ids, self.offsets = np.load(folder / "prompts.npy"), np.load(folder / "prompt_offsets.npy")
+    def __init__(self, folders: list[Path]) -> None:
+        self.ids = np.concatenate([np.load(folder / "prompts.npy") for folder in folders])
+        lengths = [np.diff(np.load(folder / "prompt_offsets.npy")) for folder in folders]
+        self.offsets = np.concatenate([[0], np.cumsum(np.concatenate(lengths))])
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -58,7 +60,7 @@ def save(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--target", type=Path, required=True)
-    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--data", type=Path, nargs="+", required=True, help="folders of prepared prompts")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=0.6)
     parser.add_argument("--batch", type=int, default=8192)
