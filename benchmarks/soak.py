@@ -6,7 +6,7 @@ Starts `ddtree serve` as a process of its own and streams chats from it in burst
 0, 8, 16 and auto, greedy and sampled; a share of the clients leaves midway. Every finished answer must equal, id for id, what the
 same request got when it was alone and plain; a cut one must be its beginning. Resident memory of the server is sampled every
 second: `growth_bytes` is the last fifth's median less the second fifth's. ITL is the gap between streamed events of a request.
-The last line is JSON; the exit status is 1 where a token is wrong or a request was lost.
+The last line is JSON; the exit status is 1 where a token is wrong, a request was lost or one still runs.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def main() -> int:
     if args.out:
         args.out.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result))
-    return int(bool(result["wrong"] or result["lost"] or result["errors"] or result["server_died"]))
+    failed = ("wrong", "lost", "errors", "server_died")
+    return int(any(result[name] for name in failed) or any(result["running_at_the_end"]))
 
 
 class Soak:
@@ -92,7 +93,11 @@ class Soak:
             done = await asyncio.gather(*calls, return_exceptions=True)
             self.errors += [repr(each) for each in done if isinstance(each, Exception)]
             sampler.cancel()
-            stats = (await client.get(f"{self.url}/stats")).json()
+            for _ in range(20):  # those whose clients left end with their next round
+                stats = (await client.get(f"{self.url}/stats")).json()
+                if not stats["running"] + stats["waiting"]:
+                    break
+                await asyncio.sleep(0.5)
         return self._result(len(calls), stats)
 
     async def _warm(self, client) -> None:
@@ -183,6 +188,7 @@ class Soak:
             "itl_s": percentiles(self.gaps),
             "ttft_s": percentiles(self.ttfts),
             "resident_bytes": {"second_fifth": early, "last_fifth": late, "most": max(self.resident)},
+            "resident_bytes_by_minute": [statistics.median(self.resident[i : i + 60]) for i in range(0, len(self.resident), 60)],
             "growth_bytes": late - early,
             "running_at_the_end": [stats["running"], stats["waiting"]],
             "memory": stats["memory"],
