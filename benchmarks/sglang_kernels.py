@@ -214,34 +214,33 @@ def recurrent_rounds(device: str) -> None:
         ssm_state_indices=places, use_qk_l2norm_in_kernel=True,
     )
     finite(out)
-    for link_dtype in (torch.int32, torch.int64):  # in graphs, eager
-        # Trees of a root with a chain below its first child, and all others as the root's children.
-        links = torch.full((2, 2, NODES), -1, dtype=link_dtype, device=device)
-        links[0, :, :4], links[1, :, 1] = torch.tensor([1, 2, 3, 4], dtype=link_dtype, device=device), 5
-        links[1, :, 5:-1] = torch.arange(6, NODES, dtype=link_dtype, device=device)
-        parents, scratch = torch.zeros_like(links[0]), torch.arange(2, dtype=torch.int32, device=device)
-        windows = torch.zeros(1, 3, NODES, CONV_WIDTH, 3, device=device, dtype=torch.bfloat16)
-        steps = torch.zeros(1, 3, NODES, VALUE_HEADS, HEAD_DIM, HEAD_DIM, device=device)
-        mixed = causal_conv1d_update(
-            rows(2, NODES, CONV_WIDTH, device=device).transpose(1, 2), convs[0], weight, None, "silu", conv_state_indices=places,
-            intermediate_conv_window=windows[0], intermediate_state_indices=scratch, retrieve_next_token=links[0],
-            retrieve_next_sibling=links[1], retrieve_parent_token=parents,
-        ).transpose(1, 2).view(2 * NODES, -1)
-        q, k, v = (part.view(1, 2 * NODES, -1, HEAD_DIM) for part in mixed.split([128, 128, 256], dim=-1))
-        a, b = (rows(2 * NODES, VALUE_HEADS, device=device) for _ in range(2))
-        out = fused_sigmoid_gating_delta_rule_update(
-            A_log=rate, dt_bias=bias, q=q.contiguous(), k=k.contiguous(), v=v.contiguous(), a=a, b=b, initial_state_source=states[0],
-            initial_state_indices=places, cu_seqlens=torch.arange(3, device=device, dtype=torch.int32) * NODES,
-            use_qk_l2norm_in_kernel=True, softplus_beta=1.0, softplus_threshold=20.0, is_kda=False, disable_state_update=True,
-            intermediate_states_buffer=steps[0], intermediate_state_indices=scratch, cache_steps=NODES, retrieve_parent_token=parents,
-        )
-        last = torch.tensor([4, 0], device=device)
-        fused_mamba_state_scatter_with_mask(states, steps, places, last)
-        fused_conv_window_scatter_with_mask(convs, windows, places, last)
-        finite(out, states, convs)
-        expected = [0, 0, 1, 2, 3] + [0] * (NODES - 5)
-        assert parents.tolist() == [expected] * 2, f"parents {parents[0].tolist()}, expected {expected}"
-        torch.testing.assert_close(states[0, places.long()], steps[0, scratch.long(), last])
+    # Trees of a root with a chain below its first child, and all others as the root's children.
+    links = torch.full((2, 2, NODES), -1, dtype=torch.int32, device=device)
+    links[0, :, :4], links[1, :, 1] = torch.tensor([1, 2, 3, 4], dtype=torch.int32, device=device), 5
+    links[1, :, 5:-1] = torch.arange(6, NODES, dtype=torch.int32, device=device)
+    parents, scratch = torch.zeros_like(links[0]), torch.arange(2, dtype=torch.int32, device=device)
+    windows = torch.zeros(1, 3, NODES, CONV_WIDTH, 3, device=device, dtype=torch.bfloat16)
+    steps = torch.zeros(1, 3, NODES, VALUE_HEADS, HEAD_DIM, HEAD_DIM, device=device)
+    mixed = causal_conv1d_update(
+        rows(2, NODES, CONV_WIDTH, device=device).transpose(1, 2), convs[0], weight, None, "silu", conv_state_indices=places,
+        intermediate_conv_window=windows[0], intermediate_state_indices=scratch, retrieve_next_token=links[0],
+        retrieve_next_sibling=links[1], retrieve_parent_token=parents,
+    ).transpose(1, 2).view(2 * NODES, -1)
+    q, k, v = (part.view(1, 2 * NODES, -1, HEAD_DIM) for part in mixed.split([128, 128, 256], dim=-1))
+    a, b = (rows(2 * NODES, VALUE_HEADS, device=device) for _ in range(2))
+    out = fused_sigmoid_gating_delta_rule_update(
+        A_log=rate, dt_bias=bias, q=q.contiguous(), k=k.contiguous(), v=v.contiguous(), a=a, b=b, initial_state_source=states[0],
+        initial_state_indices=places, cu_seqlens=torch.arange(3, device=device, dtype=torch.int32) * NODES,
+        use_qk_l2norm_in_kernel=True, softplus_beta=1.0, softplus_threshold=20.0, is_kda=False, disable_state_update=True,
+        intermediate_states_buffer=steps[0], intermediate_state_indices=scratch, cache_steps=NODES, retrieve_parent_token=parents,
+    )
+    last = torch.tensor([4, 0], device=device)
+    fused_mamba_state_scatter_with_mask(states, steps, places, last)
+    fused_conv_window_scatter_with_mask(convs, windows, places, last)
+    finite(out, states, convs)
+    expected = [0, 0, 1, 2, 3] + [0] * (NODES - 5)
+    assert parents.tolist() == [expected] * 2, f"parents {parents[0].tolist()}, expected {expected}"
+    torch.testing.assert_close(states[0, places.long()], steps[0, scratch.long(), last])
 
 
 def gates(device: str) -> None:
@@ -262,7 +261,7 @@ def gates(device: str) -> None:
 
 PARTS = {
     "dense": (norms, activation, rotary, cache_rows, positions, attention, decoding),
-    "hybrid": (gates, recurrent_rounds, recurrent_prefill),
+    "hybrid": (recurrent_rounds, recurrent_prefill, gates),
 }
 
 

@@ -164,7 +164,10 @@ class DDTreeWorker(BaseSpecWorker):
 
     def _verify(self, batch, packed: PackedTrees, slots: torch.Tensor) -> GenerationBatchResult:
         """SGLang's tree verify: one forward over all nodes, whose keys and values go to `slots` [B, N]."""
-        links = {name: torch.from_numpy(getattr(packed, name)).to(self.device) for name in ("next_token", "next_sibling")}
+        # int32, as SGLang's graphs hold links: its recurrent layers' kernel is then compiled once, not once more for eager rounds.
+        links = {
+            name: torch.from_numpy(getattr(packed, name)).to(self.device, torch.int32) for name in ("next_token", "next_sibling")
+        }
         batch.forward_mode = ForwardMode.TARGET_VERIFY
         batch.input_ids = torch.from_numpy(packed.token_ids).flatten().to(self.device)
         batch.out_cache_loc = slots.flatten()
