@@ -66,7 +66,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--drafter")
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("--concurrency", type=lambda text: [int(part) for part in text.split(",")], default=[1, 2, 4, 8])
-    parser.add_argument("--modes", type=lambda text: text.split(","), default=["0", "8", AUTO])
+    parser.add_argument("--modes", type=lambda text: text.split(","), default=["plain", "8", AUTO])
     parser.add_argument("--requests", type=int, default=16, help="of one point, at least twice the concurrency")
     parser.add_argument("--max-tokens", type=int, default=48)
     parser.add_argument("--repeats", type=int, default=2)
@@ -101,7 +101,7 @@ def load(args):
 def request(prompt: tuple[int, ...], mode: str | int, max_tokens: int):
     from ddtree.engine.request import Request
 
-    return Request(prompt, max_tokens, tree_budget=mode if mode == AUTO else int(mode))
+    return Request(prompt, max_tokens, tree_budget=mode if mode == AUTO else 0 if mode == "plain" else int(mode))
 
 
 def run(engine, prompts, mode: str, concurrency: int, args, plain) -> dict:
