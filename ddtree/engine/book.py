@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddtree.engine.decode_round import Round
-from ddtree.engine.request import RoundTrace, Scoring
+from ddtree.engine.request import RoundTrace
 from ddtree.engine.sequence import Sequence
 from ddtree.engine.stats import StageClock
 
@@ -11,10 +11,9 @@ from ddtree.engine.stats import StageClock
 def record(sequence: Sequence, each: Round, clock: StageClock, elapsed: float) -> None:
     """Book one round in the request's stats. Stage times are those of the whole round, shared or not."""
     stats = sequence.stats
-    if each.tree.num_drafted and (not stats.nodes_verified or stats.scoring == "factorised"):
-        stats.scoring = scoring_of(sequence, each)
     stats.decode_rounds += 1
     stats.plain_rounds += each.tree.num_drafted == 0
+    stats.conditioned_rounds += each.scoring == "conditioned"
     stats.nodes_verified += each.tree.num_drafted
     if sequence.auto is not None and each.tree.num_drafted:
         stats.mode = "chain" if stats.mode != "ddtree" and each.tree.is_chain else "ddtree"
@@ -33,14 +32,6 @@ def record(sequence: Sequence, each: Round, clock: StageClock, elapsed: float) -
 def traced(sequence: Sequence, each: Round, clock: StageClock, elapsed: float) -> RoundTrace:
     """The round as a trace, once it is booked and committed."""
     context_length = sequence.context_length - each.kept.acceptance_length
-    scoring = scoring_of(sequence, each)
     return RoundTrace(
-        sequence.stats.decode_rounds, context_length, scoring, each.tree, each.acceptance, dict(clock.seconds), elapsed
+        sequence.stats.decode_rounds, context_length, each.scoring, each.tree, each.acceptance, dict(clock.seconds), elapsed
     )
-
-
-def scoring_of(sequence: Sequence, each: Round) -> Scoring | None:
-    """How the round's tree was ranked; None where the request never drafts."""
-    if each.scoring is not None or sequence.stats.scoring is None:
-        return each.scoring
-    return "conditioned" if sequence.conditioned and not sequence.spared else "factorised"

@@ -25,7 +25,7 @@ class Round:
     kept: Acceptance  # cut at a stop; what was committed and emitted
     finish: Finish | None
     fault: Exception | None = None  # in this sequence's own part, which committed nothing
-    scoring: str | None = None  # how a device's round ranked the tree; None: as the sequence has it
+    scoring: str | None = None  # how the tree was ranked, factorised or conditioned; None where nothing was drafted
 
 
 class CommitFailed(RuntimeError):
@@ -60,7 +60,8 @@ def decode_round(
     with clock("accept"):
         # The longest path that the target itself would have written, cut where the request ends.
         accepted = map(accept, trees, target_tokens)
-        rounds = [contained(*each) for each in zip(sequences, trees, accepted, strict=True)]
+        scorings = [None if found is None else found.scoring for found in candidates]
+        rounds = [contained(*each) for each in zip(sequences, trees, accepted, scorings, strict=True)]
     with clock("commit"):
         for sequence, each in zip(sequences, rounds, strict=True):
             sequence.token_ids.extend(each.kept.token_ids.tolist())
@@ -83,17 +84,17 @@ def grow(sequence: Sequence, candidates) -> DraftTree:
     return sequence.prune(build(sequence.root_token, candidates, sequence.build_budget))
 
 
-def contained(sequence: Sequence, tree: DraftTree, acceptance: Acceptance) -> Round:
+def contained(sequence: Sequence, tree: DraftTree, acceptance: Acceptance, scoring: str | None) -> Round:
     """`settle`; a fault in it, such as a watcher's, is the sequence's own and commits nothing."""
     try:
-        return settle(sequence, tree, acceptance)
+        return settle(sequence, tree, acceptance, scoring)
     except Exception as error:
         nothing = np.empty(0, dtype=np.int64)
         return Round(tree, acceptance, Acceptance(nothing, sequence.root_token, nothing), None, error)
 
 
-def settle(sequence: Sequence, tree: DraftTree, acceptance: Acceptance) -> Round:
+def settle(sequence: Sequence, tree: DraftTree, acceptance: Acceptance, scoring: str | None) -> Round:
     """What is kept of what was accepted: all of it, or what lies before the request's end."""
     finish = scan(acceptance.token_ids, sequence.request, sequence.num_emitted)
     kept = acceptance if finish is None else acceptance.cut(finish.num_kept)
-    return Round(tree, acceptance, kept, finish)
+    return Round(tree, acceptance, kept, finish, scoring=scoring if tree.num_drafted else None)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import operator
 from collections import deque
+from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
-from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from ddtree.engine.graphs import bucket_of
 from ddtree.engine.pooled_state import PooledState
 from ddtree.engine.sequence import Sequence
 from ddtree.engine.stats import StageClock
+from ddtree.kernels.compiling import compile_ahead
 from ddtree.models.adapter import PAIRWISE
 from ddtree.tree.accept import Acceptance
 from ddtree.tree.draft_tree import DraftTree
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # numbers of sequences that a round is captured for
 BUDGETS = (0, 2, 4, 8, 15, 16, 24, 31, 32, 48, 63, 64, 80, 96, 127, 128, 160, 192, 255, 256, 384, 512, 768, 1024)  # tree budgets
-
 
 
 class Flight(NamedTuple):
@@ -57,6 +58,7 @@ class DeviceRounds:
         self.runs_ahead = True  # off while an audit looks at what each round leaves behind
         self.auto: DeviceAuto | None = None  # plans the rounds of sequences that leave their budget to it
         self._rounds: dict[RoundShape, DeviceRound] = {}
+        self._compiled: set[RoundShape] = set()
         self._flying: deque[Flight] = deque()  # oldest first
 
     def takes(self, sequences: SequenceOf[Sequence], ahead: int = 0) -> bool:
@@ -99,7 +101,7 @@ class DeviceRounds:
     def _settle(self, sequence: Sequence, tree: DraftTree | None, acceptance: Acceptance, flight: Flight) -> Round:
         scoring = "conditioned" if flight.device_round.shape.conditioned else "factorised"
         tree = tree or DraftTree.root_only(sequence.root_token)
-        each = replace(contained(sequence, tree, acceptance), scoring=scoring if tree.num_drafted else None)
+        each = contained(sequence, tree, acceptance, scoring)
         state = sequence.target_state
         state.exact = each.kept.acceptance_length == self._kept_on_device(sequence, acceptance, each.finish is not None)
         sequence.token_ids.extend(each.kept.token_ids.tolist())
@@ -139,9 +141,21 @@ class DeviceRounds:
 
     def prepare(self, shape: RoundShape) -> DeviceRound:
         """The captured round of this shape."""
+        self.compile_ahead([shape])
         if shape not in self._rounds:
             self._rounds[shape] = self.round_type(self.state, shape, graphs=self.graphs)
         return self._rounds[shape]
+
+    def compile_ahead(self, shapes: Iterable[RoundShape]) -> None:
+        """Compile the kernels of rounds of all these shapes side by side; their captures then find them."""
+        new = [shape for shape in dict.fromkeys(shapes) if shape not in self._compiled]
+        self._compiled.update(new)
+        if new and self.state.device.type == "cuda":
+            compile_ahead([partial(self._rehearse, shape) for shape in new], self.state.device)
+
+    def _rehearse(self, shape: RoundShape) -> None:
+        """One round over the dummy slot, uncaptured."""
+        self.round_type(self.state, shape, graphs=False).lanes[0].graph.replay()
 
     def shape_of(self, sequences: SequenceOf[Sequence]) -> RoundShape:
         """The least captured shape that holds a round of these."""

@@ -113,8 +113,7 @@ class Engine:
         stats = sequence.stats
         stats.tree_budget, stats.block_size, stats.reason = budget, self.block_size, reason
         stats.mode = "target_only" if not budget or budget == AUTO else "chain" if request.chain else "ddtree"
-        stats.scoring = (request.scoring or self.scoring) if budget else None
-        sequence.conditioned = stats.scoring == "conditioned"
+        sequence.conditioned = bool(budget) and (request.scoring or self.scoring) == "conditioned"
         self.scheduler.queue(sequence)
         return sequence.request_id
 

@@ -74,6 +74,13 @@ class Request:
     boundaries: tuple[int, ...] = ()  # prompt lengths that others may share: ends of the system prompt, of turns
 
 
+def scoring_of(num_conditioned: int, num_drafted: int) -> Scoring | None:
+    """What to call so many rounds that drafted, of which so many were ranked by the adapter."""
+    if not num_drafted:
+        return None
+    return "conditioned" if 2 * num_conditioned >= num_drafted else "factorised"
+
+
 @dataclass
 class RequestStats:
     """What one request cost and gained, in the units of the wire's `ddtree` object.
@@ -85,10 +92,10 @@ class RequestStats:
     tree_budget: TreeBudget = 0  # the budget that was in force
     block_size: int | None = None  # None without a drafter
     mode: str = "target_only"  # ddtree | chain | target_only
-    scoring: Scoring | None = None  # conditioned if any tree was ranked so; None where nothing is drafted
     reason: str | None = None  # why the mode is not what was asked for
     decode_rounds: int = 0
     plain_rounds: int = 0  # those that verified the root alone
+    conditioned_rounds: int = 0  # those whose tree the drafter's adapter ranked
     nodes_verified: int = 0  # drafted nodes verified, roots excluded
     trimmed_tokens: int = 0  # accepted or bonus tokens cut by a stop or by max_tokens
     acceptance_histogram: Counter[int] = field(default_factory=Counter)  # acceptance length -> rounds, bonus included
@@ -109,6 +116,11 @@ class RequestStats:
     predicted_s: float = 0.0  # of the rounds, by the cost model
     predicted_plain_s: float = 0.0  # of plain decoding for as many tokens
     trust_offset: float = 0.0  # learnt from this request: what its text adds to a draft's log-odds
+
+    @property
+    def scoring(self) -> Scoring | None:
+        """How most of the trees were ranked; None where there was none."""
+        return scoring_of(self.conditioned_rounds, self.decode_rounds - self.plain_rounds)
 
     @property
     def accepted_tokens(self) -> int:
@@ -141,7 +153,7 @@ class RoundTrace:
 
     number: int  # of the request's decode rounds, from 1
     context_length: int  # before the round; a node's position is this + its depth
-    scoring: Scoring | None  # how the tree was ranked
+    scoring: Scoring | None  # how the tree was ranked; None where nothing was drafted
     tree: DraftTree
     acceptance: Acceptance  # as verified; a stop may have cut what was emitted
     stage_s: dict[str, float]

@@ -30,6 +30,7 @@ REPORT = _object(
     mode={"enum": ["ddtree", "chain", "target_only"]},
     scoring={"enum": ["factorised", "conditioned", None]},
     decode_rounds=COUNT,
+    conditioned_rounds=COUNT,
     nodes_verified=COUNT,
     accepted_tokens=COUNT,
     trimmed_tokens=COUNT,

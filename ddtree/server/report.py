@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from ddtree.engine.request import AUTO, RequestStats
+from ddtree.engine.request import AUTO, RequestStats, scoring_of
 
 TreeBudget = int | str | None
 
@@ -16,7 +16,7 @@ def ddtree_object(stats: Sequence[RequestStats], requested: TreeBudget, seed: in
     Of several choices, output_tokens = num_choices + sum(length * count) - trimmed_tokens.
     """
     histogram = sum((each.acceptance_histogram for each in stats), Counter())
-    rounds = _total(stats, "decode_rounds")
+    rounds, plain_rounds, conditioned_rounds = (_total(stats, f"{kind}_rounds") for kind in ("decode", "plain", "conditioned"))
     output_tokens = _total(stats, "output_tokens")
     decode_s = _total(stats, "decode_s")
     after_first = sum(max(each.output_tokens - 1, 0) for each in stats)
@@ -26,12 +26,13 @@ def ddtree_object(stats: Sequence[RequestStats], requested: TreeBudget, seed: in
         "mode": lead.mode,
         "reason": next((each.reason for each in stats if each.reason), None),
         "block_size": lead.block_size,
-        "scoring": lead.scoring,
+        "scoring": scoring_of(conditioned_rounds, rounds - plain_rounds),
         "tree_budget": lead.tree_budget,
         "tree_budget_requested": requested,
         "auto": auto_object(stats),
         "decode_rounds": rounds,
-        "plain_rounds": _total(stats, "plain_rounds"),
+        "plain_rounds": plain_rounds,
+        "conditioned_rounds": conditioned_rounds,
         "nodes_verified": _total(stats, "nodes_verified"),
         "accepted_tokens": _total(stats, "accepted_tokens"),
         "trimmed_tokens": _total(stats, "trimmed_tokens"),

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
@@ -37,6 +37,7 @@ class Candidates:
 
     token_ids: np.ndarray
     log_probs: np.ndarray
+    scoring: ClassVar[str] = "factorised"
 
     def __post_init__(self) -> None:
         if self.token_ids.ndim != 2 or self.token_ids.shape != self.log_probs.shape:

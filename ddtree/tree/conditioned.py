@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -45,6 +45,7 @@ class ConditionedCandidates:
     token_ids: np.ndarray
     scorer: Scorer
     belief: Belief | None = None
+    scoring: ClassVar[str] = "conditioned"
 
     @property
     def num_depths(self) -> int:

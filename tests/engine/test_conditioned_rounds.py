@@ -11,9 +11,9 @@ from ddtree.engine.drafter import Drafter
 from ddtree.engine.engine import Engine
 from ddtree.engine.measure import start_auto
 from ddtree.engine.pooled import pooled_engine
-from ddtree.engine.request import Request
+from ddtree.engine.request import Request, RequestStats
 from ddtree.engine.sequence import Sequence
-from ddtree.models.adapter import SUMMARIES, Adapter, AdapterConfig, Conditioning
+from ddtree.models.adapter import PAIRWISE, SUMMARIES, Adapter, AdapterConfig, Conditioning
 from ddtree.sampling.params import SamplingParams
 from tests.engine.test_device_rounds import FILTERED, GREEDY, SAMPLED, request, run_together
 
@@ -96,6 +96,29 @@ def test_a_batch_of_both_kinds(engines):
     assert run_together(single, requests) == run_together(pooled, requests) == expected
 
 
+def ended(engine, requests: list[Request]) -> list[RequestStats]:
+    """The stats of requests that run side by side."""
+    ids, stats = [engine.add(each) for each in requests], {}
+    while engine.has_work:
+        stats |= {each.request_id: each.stats for each in engine.step() if each.finish_reason}
+    return [stats[each] for each in ids]
+
+
+def test_beside_a_request_that_declines_the_answer_says_what_was_used(engines):
+    """A round on the device is scored one way; elsewhere each request has its own."""
+    _, single, pooled = engines
+    requests = [request(2, 16, GREEDY, 24), request(3, 16, GREEDY, 6, scoring="factorised"), request(1, 16, GREEDY, 1)]
+    on_device = single.drafter.conditioning.adapter.config.summary in PAIRWISE
+    for engine in (single, pooled):
+        both, declined, undrafted = ended(engine, requests)
+        drafted = both.decode_rounds - both.plain_rounds
+        beside = declined.decode_rounds - declined.plain_rounds
+        assert drafted > beside > 0 == declined.conditioned_rounds and declined.scoring == "factorised"
+        used = drafted - beside if engine is pooled and on_device else drafted
+        assert both.conditioned_rounds == used and both.scoring == ("conditioned" if 2 * used >= drafted else "factorised")
+        assert undrafted.conditioned_rounds == 0 and undrafted.scoring is None  # its one token came with the prompt
+
+
 @pytest.mark.parametrize("spared", [False, True])
 def test_the_answer_says_how_its_trees_were_ranked(engines, spared, monkeypatch):
     """Also where auto leaves the adapter out."""
@@ -108,7 +131,7 @@ def test_the_answer_says_how_its_trees_were_ranked(engines, spared, monkeypatch)
         while engine.has_work:
             emissions += engine.step()
         assert emissions[-1].stats.scoring == said
-        assert {each.trace.scoring for each in emissions if each.trace and each.trace.tree.num_drafted} == {said}
+        assert all(each.trace.scoring == (said if each.trace.tree.num_drafted else None) for each in emissions if each.trace)
 
 
 @pytest.mark.long

@@ -169,7 +169,7 @@ def test_ddtree_object(client):
     ddtree = json.loads(text)["ddtree"]
     assert set(ddtree) == {
         *("mode", "reason", "block_size", "tree_budget", "tree_budget_requested", "auto", "decode_rounds", "plain_rounds"),
-        *("nodes_verified", "scoring"),
+        *("nodes_verified", "scoring", "conditioned_rounds"),
         *("accepted_tokens", "trimmed_tokens", "mean_acceptance_length", "acceptance_histogram", "output_tokens"),
         *("prefill_ms", "draft_ms", "verify_ms", "ttft_ms", "tokens_per_second", "cached_tokens", "preemptions", "seed"),
     }

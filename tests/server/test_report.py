@@ -37,6 +37,14 @@ def test_choices_add_up_and_the_one_that_drafted_leads():
     assert found["auto"]["mean_nodes"] == 1.5 and found["plain_rounds"] == 8
 
 
+def test_scoring_is_that_of_most_trees_of_all_choices():
+    """Six rounds of ten drafted in each choice."""
+    for counts, said in (((6, 0), "conditioned"), ((5, 0), "factorised"), ((0, 0), "factorised")):
+        found = ddtree_object([chosen(conditioned_rounds=count) for count in counts], "auto", seed=1)
+        assert (found["conditioned_rounds"], found["scoring"]) == (sum(counts), said)
+    assert ddtree_object([chosen(plain_rounds=10)], "auto", seed=1)["scoring"] is None
+
+
 def test_a_pinned_budget_has_none_and_nothing_over_nothing_is_null():
     assert ddtree_object([RequestStats(tree_budget=8)], 8, seed=1)["auto"] is None
     empty = auto_object([RequestStats(tree_budget="auto")])
