@@ -88,11 +88,13 @@ class DeviceAuto:
     def prepare(self, max_running: int) -> None:
         """Capture and time what will be wanted: one sequence, greedy or drawing, and every number of greedy ones. Drawing in
         larger numbers is captured when it first occurs, which holds that round up for seconds."""
-        self.costs_of(1, True)
-        for count in BATCHES[: BATCHES.index(bucket_of(max_running, BATCHES)) + 1]:
-            self.costs_of(count, False)
-            if count >= SPARING and self.rounds.state.conditioning is not None:
-                self.costs_of(count, False, False)
+        batches, scored = BATCHES[: BATCHES.index(bucket_of(max_running, BATCHES)) + 1], self.rounds.state.conditioning is not None
+        wanted = [(1, True, scored), *((count, False, scored) for count in batches)]
+        spared = [(count, False, False) for count in batches if scored and count >= SPARING]
+        shapes = [shape for key in wanted for shape in self._shapes(*key)] + [self._compared(*key[:2]) for key in spared]
+        self.rounds.compile_ahead(shapes)
+        for key in wanted + spared:
+            self.costs_of(*key)
 
     def costs_of(self, num_sequences: int, sampled: bool, conditioned: bool | None = None) -> np.ndarray:
         """Milliseconds of a round at each budget that fits; measured when first asked for. `conditioned` None: if it can be."""
@@ -102,13 +104,23 @@ class DeviceAuto:
             scored = self.costs.get((*key[:2], True))
             if not conditioned and key[0] >= SPARING and scored is not None:
                 # The adapter costs about the same at every budget, and a capture takes its time.
-                rung = min(int(np.searchsorted(self.ladder, COMPARED)), len(scored) - 1)
-                share = scored[rung] - self._time(RoundShape(key[0], int(self.ladder[rung]), sampled))
+                plain_shape = self._compared(*key[:2])
+                share = scored[self.ladder.tolist().index(plain_shape.max_budget)] - self._time(plain_shape)
                 self.costs[key] = np.where(self.ladder[: len(scored)] > 0, np.maximum(scored - share, scored[0]), scored)
             else:
-                fitting = [b for b in self.ladder.tolist() if key[0] * (1 + b) <= max(self.rounds.state.max_rows, key[0])]
-                self.costs[key] = np.array([self._time(RoundShape(key[0], b, sampled, conditioned and b > 0)) for b in fitting])
+                self.costs[key] = np.array([self._time(shape) for shape in self._shapes(*key)])
         return self.costs[key]
+
+    def _shapes(self, num_sequences: int, sampled: bool, conditioned: bool) -> list[RoundShape]:
+        """One for each budget of the ladder that fits."""
+        most = max(self.rounds.state.max_rows, num_sequences)
+        fitting = [budget for budget in self.ladder.tolist() if num_sequences * (1 + budget) <= most]
+        return [RoundShape(num_sequences, budget, sampled, conditioned and budget > 0) for budget in fitting]
+
+    def _compared(self, num_sequences: int, sampled: bool) -> RoundShape:
+        """The round at which the adapter's share is measured, without it."""
+        fitting = self._shapes(num_sequences, sampled, False)
+        return fitting[min(int(np.searchsorted(self.ladder, COMPARED)), len(fitting) - 1)]
 
     def open(self, sequence: Sequence) -> None:
         """Give a new sequence what is known so far."""

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from ddtree.caches.pooled_rows import STEP, TREE, PooledRows, consecutive_rows
-from ddtree.engine.graphs import Graph, Marks
+from ddtree.engine.graphs import WARM_UPS, Graph, Marks
 from ddtree.engine.pooled_state import NEVER, PooledState
 from ddtree.engine.stats import STAGES
 from ddtree.kernels.fused import argmax
@@ -48,12 +48,12 @@ class RoundShape:
 class Lane:
     """One of the graphs of a round, with its own report and times, so that a round can run while another's are read."""
 
-    def __init__(self, device_round: DeviceRound, graphs: bool, pool) -> None:
+    def __init__(self, device_round: DeviceRound, graphs: bool, pool, warm_ups: int = WARM_UPS) -> None:
         self.device_round, device = device_round, device_round.state.device
         self.marks = Marks(STAGES, device)
         self.host_report = torch.zeros(device_round.report.shape, dtype=torch.int64, pin_memory=device.type == "cuda")
         self.done = torch.cuda.Event() if device.type == "cuda" else None
-        self.graph = Graph(self._work, device, graphs, pool)
+        self.graph = Graph(self._work, device, graphs, pool, warm_ups)
 
     def _work(self) -> None:
         self.device_round.run(self.marks)
@@ -89,7 +89,7 @@ class DeviceRound:
         self.report = torch.zeros(count, report_width(self.path_rows, shape.rows_each), dtype=torch.int64, device=device)
         self.live_slots, self.live_budgets = self.slots, self.budgets
         self.num_real = 0  # sequences that take part; the others are padding
-        self.lanes = [Lane(self, graphs, pool) for _ in range(2)]
+        self.lanes = [Lane(self, graphs, pool), Lane(self, graphs, pool, warm_ups=0)]  # the first has warmed up for both
         self._next = 0
 
     @property

@@ -19,6 +19,7 @@ from ddtree.engine.graphs import Graph, bucket_of
 from ddtree.engine.pooled_state import PooledState
 from ddtree.engine.sequence import Sequence
 from ddtree.engine.target import Target
+from ddtree.kernels.compiling import compile_ahead
 from ddtree.tree.draft_tree import DraftTree
 
 
@@ -109,6 +110,8 @@ class Verifier:
             max_rows=most_nodes,
         )
         self.logits: torch.Tensor | None = None
+        if device.type == "cuda":
+            compile_ahead([self._forward], device)
         self.graph = Graph(self._forward, device, graphs)
 
     def _forward(self) -> None:
@@ -193,6 +196,8 @@ class BlockDraft:
         self.slots = torch.full((num_sequences,), state.dummy, dtype=torch.int32, device=state.device)
         self.roots = torch.zeros(num_sequences, dtype=torch.int64, device=state.device)
         self.drafted: tuple[torch.Tensor, torch.Tensor] | None = None
+        if state.device.type == "cuda":
+            compile_ahead([self._draft], state.device)
         self.graph = Graph(self._draft, state.device, graphs)
 
     def _draft(self) -> None:

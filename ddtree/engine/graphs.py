@@ -18,7 +18,9 @@ WARM_UPS = 2  # runs before a capture: Triton compiles, cuBLAS makes its workspa
 class Graph:
     """`work` captured on a CUDA device, or simply called where graphs are off or the device is a CPU."""
 
-    def __init__(self, work: Callable[[], None], device: torch.device, enabled: bool = True, pool=None) -> None:
+    def __init__(
+        self, work: Callable[[], None], device: torch.device, enabled: bool = True, pool=None, warm_ups: int = WARM_UPS
+    ) -> None:
         self._work, self._graph = work, None
         if not enabled or device.type != "cuda":
             return
@@ -26,7 +28,7 @@ class Graph:
         side = torch.cuda.Stream(device)
         side.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(side), torch.inference_mode():
-            for _ in range(WARM_UPS):
+            for _ in range(warm_ups):
                 work()
         torch.cuda.current_stream(device).wait_stream(side)
         torch.cuda.synchronize(device)

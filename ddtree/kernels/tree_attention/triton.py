@@ -88,7 +88,7 @@ def _visible(
     return visible
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_packed"])  # one binary for batches of any size
 def _attend_kernel(
     query, keys, values, page_table, slots, starts, context_lengths, mask, out, partial, log_totals,
     scale, window, num_packed, num_kv_heads,
@@ -184,7 +184,7 @@ def _attend_kernel(
         tl.store(log_totals + entry, log_total, mask=live)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_packed"])  # one binary for batches of any size
 def _combine_kernel(
     partial, log_totals, out, slots, starts, context_lengths, mask, window, num_packed, num_heads,
     stride_mask, stride_out,
