@@ -94,7 +94,9 @@ def test_company_budgets_chunks_and_preemption_change_no_bit(pair, logprobs):
     engine = pair.engine(prefill_chunk=23, batch_invariant=True)
     again = run_schedule(engine, wanted[::-1], seeded(4), join_share=1.0)[::-1]
     assert [tuple(course.token_ids) for course in again] == [alone.token_ids for alone in expected]
-    assert sum(course.stats.cached_tokens for course in again) > 0
+    repeated = engine.generate(wanted[2])  # behind its own remembered prompt
+    assert repeated.token_ids == expected[2].token_ids
+    assert repeated.stats.cached_tokens > 0
 
 
 def test_a_cpu_engine_says_why_it_has_no_such_mode(tmp_path):
