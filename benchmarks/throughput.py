@@ -5,7 +5,8 @@
 
 A run holds C requests that are all decoding and counts what `--seconds` of rounds emit; prefill is outside the clock. Each point is
 run `--repeats` times, all modes in turn. The best fixed budget is chosen on the even runs and auto is compared with it on the odd
-ones. The last line is JSON; `--plot` draws the curve.
+ones. `--answer-tokens 128` keeps a real pair's text within answers: past their ends it repeats itself. The last line is JSON; `--plot`
+draws the curve.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import statistics
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import torch
@@ -68,42 +70,56 @@ def prompts_of(args, engine) -> list[tuple[int, ...]]:
     return [tuple(tokenizer.encode(text, add_special_tokens=False)) for text in texts]
 
 
-def run(engine, prompts: list, mode, concurrency: int, seconds: float, offset: int) -> dict:
-    """All requests prefilled, then rounds for `seconds`: tokens per second in all, rounds, acceptance."""
+def run(engine, prompts: list, mode, concurrency: int, seconds: float, offset: int, answer_tokens: int | None = None) -> dict:
+    """Rounds for `seconds`, of requests that all decode: tokens per second in all, rounds, acceptance. With `answer_tokens` the
+    requests make room for the next prompts as soon as one has said so many."""
+    total, parts = Counter(), 0
+    while not parts or (answer_tokens and total["seconds"] < seconds):
+        chosen = [prompts[(offset + parts * concurrency + i) % len(prompts)] for i in range(concurrency)]
+        total.update(burst(engine, chosen, mode, seconds - total["seconds"], answer_tokens))
+        parts += 1
+    return {
+        "tokens_per_s": total["tokens"] / total["seconds"],
+        "round_ms": 1000 * total["seconds"] / max(total["steps"], 1),
+        "acceptance_length": total["tokens"] / max(total["rounds"], 1),
+        "nodes": total["nodes"] / max(total["rounds"], 1),
+        "ended_early": total["seconds"] < seconds,
+    }
+
+
+def burst(engine, prompts: list, mode, seconds: float, answer_tokens: int | None) -> dict:
+    """All prompts prefilled, then rounds until the time is up, a request ends or the first has said `answer_tokens`; what came of it."""
     from ddtree.engine.request import Request
 
-    chosen = [prompts[(offset + i) % len(prompts)] for i in range(concurrency)]
-    room = engine.config.max_context - max(map(len, chosen)) - 1
-    ids = [engine.add(Request(prompt, max_tokens=room, tree_budget=mode, seed=i)) for i, prompt in enumerate(chosen)]
+    room = engine.config.max_context - max(map(len, prompts)) - 1
+    ids = [engine.add(Request(prompt, max_tokens=room, tree_budget=mode, seed=i)) for i, prompt in enumerate(prompts)]
 
     def running() -> list:
         return [s for s in (engine.running_or_none(i) for i in ids) if s is not None]
 
-    while len(running()) < concurrency or any(s.stats.output_tokens < 2 for s in running()):
+    def counts(sequences: list) -> dict:
+        fields = {"tokens": "output_tokens", "rounds": "decode_rounds", "nodes": "nodes_verified"}
+        return {name: sum(getattr(s.stats, field) for s in sequences) for name, field in fields.items()}
+
+    while len(running()) < len(ids) or any(s.stats.output_tokens < 2 for s in running()):
         engine.step()
-    before = sum(s.stats.output_tokens for s in running())
-    rounds_before = sum(s.stats.decode_rounds for s in running())
-    nodes_before = sum(s.stats.nodes_verified for s in running())
     sequences = running()
-    started, steps = time.perf_counter(), 0
-    while time.perf_counter() - started < seconds and len(running()) == concurrency:
+    said = [s.stats.output_tokens for s in sequences]
+
+    def goes_on() -> bool:
+        longest = max(s.stats.output_tokens - first for s, first in zip(sequences, said, strict=True))
+        return len(running()) == len(ids) and longest < (answer_tokens or room)
+
+    before, started, steps = counts(sequences), time.perf_counter(), 0
+    while time.perf_counter() - started < seconds and goes_on():
         engine.step()
         steps += 1
-    elapsed = time.perf_counter() - started
-    tokens = sum(s.stats.output_tokens for s in sequences) - before
-    rounds = sum(s.stats.decode_rounds for s in sequences) - rounds_before
-    nodes = sum(s.stats.nodes_verified for s in sequences) - nodes_before
+    elapsed, after = time.perf_counter() - started, counts(sequences)
     for request_id in ids:
         engine.abort(request_id)
     if engine.device_rounds is not None:
         engine.device_rounds.drain()
-    return {
-        "tokens_per_s": tokens / elapsed,
-        "round_ms": 1000 * elapsed / max(steps, 1),
-        "acceptance_length": tokens / max(rounds, 1),
-        "nodes": nodes / max(rounds, 1),
-        "ended_early": elapsed < seconds,
-    }
+    return {name: after[name] - before[name] for name in after} | {"seconds": elapsed, "steps": steps}
 
 
 def main() -> int:
@@ -118,6 +134,7 @@ def main() -> int:
     parser.add_argument("--budgets", type=numbers, default=[16, 64])
     parser.add_argument("--seconds", type=float, default=1.5)
     parser.add_argument("--repeats", type=int, default=4)
+    parser.add_argument("--answer-tokens", type=int, help="so long are answers, then come the next prompts (default: to the context's end)")
     parser.add_argument("--max-context", type=int, default=2048)
     parser.add_argument("--prompt-tokens", type=int, default=512, help="of each random prompt")
     parser.add_argument("--max-tree-budget", type=int, default=64, help="most that auto may choose")
@@ -154,11 +171,11 @@ def main() -> int:
     }
     for concurrency in args.concurrency:
         for mode in modes:  # captures and warms up
-            run(engine, prompts, mode, concurrency, 0.2, 0)
+            run(engine, prompts, mode, concurrency, 0.2, 0, args.answer_tokens)
         runs = {str(mode): [] for mode in modes}
         for repeat in range(args.repeats):
             for mode in modes if repeat % 2 else modes[::-1]:
-                runs[str(mode)].append(run(engine, prompts, mode, concurrency, args.seconds, repeat * concurrency))
+                runs[str(mode)].append(run(engine, prompts, mode, concurrency, args.seconds, repeat * concurrency, args.answer_tokens))
         result["points"][str(concurrency)] = point = summary(runs, concurrency)
         print(f"{concurrency:4} at once: " + "; ".join(f"{m} {p['tokens_per_s']['median']:.0f}" for m, p in point["modes"].items()), end="; ")
         print(f"auto over the best fixed ({point['best_fixed']}): {point['auto_over_best']}", flush=True)
