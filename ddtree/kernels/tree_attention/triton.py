@@ -18,8 +18,8 @@ from ddtree.kernels.tree_attention.plan import AttentionPlan, plan_attention
 
 @triton.jit
 def _reach(
-    tile, num_rows, context_length, window,
-    GROUP: tl.constexpr, NUM_SPLITS: tl.constexpr, LEAST_SHARE: tl.constexpr, BLOCK_M: tl.constexpr,
+    tile, num_rows, context_length, window, num_splits,
+    GROUP: tl.constexpr, LEAST_SHARE: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_T: tl.constexpr, TREE: tl.constexpr, BIDIRECTIONAL: tl.constexpr, WINDOWED: tl.constexpr,
 ):  # fmt: skip
     """Of a tile of pairs: first key tile, end of the keys, up to where all rows see all, key tiles of a split."""
@@ -36,7 +36,7 @@ def _reach(
         first_tile = tl.maximum(context_length + first_row - window + 1, 0) // BLOCK_T
         shared_end = end * 0
     num_tiles = tl.cdiv(end, BLOCK_T) - first_tile
-    share = tl.maximum(tl.cdiv(num_tiles, NUM_SPLITS), LEAST_SHARE)
+    share = tl.maximum(tl.cdiv(num_tiles, num_splits), LEAST_SHARE)
     return first_tile, end, shared_end, share
 
 
@@ -88,14 +88,14 @@ def _visible(
     return visible
 
 
-@triton.jit(do_not_specialize=["num_packed"])  # one binary for batches of any size
+@triton.jit(do_not_specialize=["num_packed", "num_splits"])  # one binary for batches of any size
 def _attend_kernel(
     query, keys, values, page_table, slots, starts, context_lengths, mask, out, partial, log_totals,
-    scale, window, num_packed, num_kv_heads,
+    scale, window, num_packed, num_splits, num_kv_heads,
     stride_row, stride_head, stride_page, stride_token, stride_kv_head, stride_table, stride_mask, stride_out,
-    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, NUM_SPLITS: tl.constexpr,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr,
     LEAST_SHARE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
-    TREE: tl.constexpr, BIDIRECTIONAL: tl.constexpr, WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
+    TREE: tl.constexpr, BIDIRECTIONAL: tl.constexpr, WINDOWED: tl.constexpr, PRECISION: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
     kv_head, split = tl.program_id(1) % num_kv_heads, tl.program_id(1) // num_kv_heads
@@ -109,13 +109,13 @@ def _attend_kernel(
     if TREE:
         num_nodes = _count_nodes(mask, start, num_rows, stride_mask, BLOCK_N)
         if tile * BLOCK_M >= num_nodes * GROUP:
-            if NUM_SPLITS == 1:
+            if not SPLIT:
                 _clear(out, tile, start, num_rows, kv_head, stride_out, GROUP, HEAD_DIM, BLOCK_M, BLOCK_D)
             return
     context_length = tl.load(context_lengths + slot)
     first_tile, end, shared_end, share = _reach(
-        tile, num_nodes, context_length, window,
-        GROUP, NUM_SPLITS, LEAST_SHARE, BLOCK_M, BLOCK_T, TREE, BIDIRECTIONAL, WINDOWED,
+        tile, num_nodes, context_length, window, num_splits,
+        GROUP, LEAST_SHARE, BLOCK_M, BLOCK_T, TREE, BIDIRECTIONAL, WINDOWED,
     )  # fmt: skip
     low = first_tile + split * share
     high = tl.minimum(low + share, tl.cdiv(end, BLOCK_T))
@@ -172,7 +172,7 @@ def _attend_kernel(
     # A row may have seen nothing in this split: its peak is -inf, its total 0.
     total = tl.where(total == 0.0, 1.0, total)
     acc = acc / total[:, None]
-    if NUM_SPLITS == 1:
+    if not SPLIT:
         place_out = (packed * stride_out + heads * HEAD_DIM)[:, None] + dim[None, :]
         acc = tl.where(live[:, None], acc, 0.0)  # padding inside the sequence
         tl.store(out + place_out, acc.to(out.dtype.element_ty), mask=(rows < num_rows)[:, None] & inside)
@@ -184,11 +184,11 @@ def _attend_kernel(
         tl.store(log_totals + entry, log_total, mask=live)
 
 
-@triton.jit(do_not_specialize=["num_packed"])  # one binary for batches of any size
+@triton.jit(do_not_specialize=["num_packed", "num_splits"])  # one binary for batches of any size
 def _combine_kernel(
-    partial, log_totals, out, slots, starts, context_lengths, mask, window, num_packed, num_heads,
+    partial, log_totals, out, slots, starts, context_lengths, mask, window, num_packed, num_splits, num_heads,
     stride_mask, stride_out,
-    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, NUM_SPLITS: tl.constexpr, LEAST_SHARE: tl.constexpr,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, LEAST_SHARE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr,
     TREE: tl.constexpr, BIDIRECTIONAL: tl.constexpr, WINDOWED: tl.constexpr,
 ):  # fmt: skip
@@ -210,8 +210,8 @@ def _combine_kernel(
     context_length = tl.load(context_lengths + slot)
     tile = (row * GROUP + head % GROUP) // BLOCK_M
     first_tile, end, shared_end, share = _reach(
-        tile, num_nodes, context_length, window,
-        GROUP, NUM_SPLITS, LEAST_SHARE, BLOCK_M, BLOCK_T, TREE, BIDIRECTIONAL, WINDOWED,
+        tile, num_nodes, context_length, window, num_splits,
+        GROUP, LEAST_SHARE, BLOCK_M, BLOCK_T, TREE, BIDIRECTIONAL, WINDOWED,
     )  # fmt: skip
     num_used = tl.cdiv(tl.cdiv(end, BLOCK_T) - first_tile, share)
     split = tl.arange(0, BLOCK_S)
@@ -267,7 +267,7 @@ def tree_attention_pooled_triton(
         raise ValueError("key_pages and value_pages must be laid out alike, and out's heads must follow one another")
     block_d = max(16, triton.next_power_of_2(head_dim))
     common = {
-        "GROUP": group, "HEAD_DIM": head_dim, "NUM_SPLITS": plan.num_splits, "LEAST_SHARE": plan.least_share,
+        "GROUP": group, "HEAD_DIM": head_dim, "LEAST_SHARE": plan.least_share,
         "BLOCK_M": plan.block_m, "BLOCK_T": plan.block_t, "BLOCK_D": block_d,
         "BLOCK_N": triton.next_power_of_2(max_rows), "TREE": ancestor_mask is not None,
         "BIDIRECTIONAL": bidirectional, "WINDOWED": window is not None,
@@ -276,15 +276,15 @@ def tree_attention_pooled_triton(
     grid = (triton.cdiv(max_rows * group, plan.block_m), num_kv_heads * plan.num_splits, num_sequences)
     _attend_kernel[grid](
         query, key_pages, value_pages, page_table, slots, starts, context_lengths, mask, out, partial, log_totals,
-        scale * 1.4426950408889634, window or 0, num_packed, num_kv_heads,
+        scale * 1.4426950408889634, window or 0, num_packed, plan.num_splits, num_kv_heads,
         query.stride(0), query.stride(1), key_pages.stride(0), key_pages.stride(1), key_pages.stride(2),
         page_table.stride(0), mask.stride(0), out.stride(0),
-        **common, PAGE_SIZE=page_size, PRECISION="ieee" if query.dtype == torch.float32 else None,
+        **common, PAGE_SIZE=page_size, PRECISION="ieee" if query.dtype == torch.float32 else None, SPLIT=plan.num_splits > 1,
         num_warps=plan.num_warps, num_stages=plan.num_stages,
     )  # fmt: skip
     if plan.num_splits > 1:
         _combine_kernel[(max_rows, num_heads, num_sequences)](
-            partial, log_totals, out, slots, starts, context_lengths, mask, window or 0, num_packed, num_heads,
+            partial, log_totals, out, slots, starts, context_lengths, mask, window or 0, num_packed, plan.num_splits, num_heads,
             mask.stride(0), out.stride(0),
             **common, BLOCK_S=triton.next_power_of_2(plan.num_splits), num_warps=4,
         )  # fmt: skip

@@ -89,8 +89,8 @@ def _sort_level(kid_costs, kid_keys, kid_pairs, node_costs, node_parents, node_r
 def _grow_kernel(
     root_tokens, token_ids, log_probs, budgets, num_depths, starts, counts,
     out_tokens, out_parents, out_depths, out_scores,
-    pairs, node_costs, node_parents, node_ranks, node_lexes, kid_costs, kid_keys, kid_pairs, bests,
-    alive_costs, alive_nodes, places, new_indices, lex_paths,
+    node_costs, node_parents, node_ranks, node_lexes, kid_costs, kid_keys, kid_pairs,
+    alive_costs, alive_nodes, places, new_indices, lex_paths, pairs, bests,
     num_rows, max_budget, depths, width,
     LEVELS: tl.constexpr, BLOCK: tl.constexpr, PAIRS: tl.constexpr, MINE: tl.constexpr, OTHERS: tl.constexpr,
     BOUNDED: tl.constexpr,
@@ -171,7 +171,7 @@ def _grow_kernel(
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "num_columns", "num_sequences"])
 def _rows_kernel(
     starts, counts, slots, context_lengths, token_ids, parents, depths, scores, row_slots, row_indices, positions,
     ancestor_mask, num_rows, num_columns, num_sequences,
@@ -226,14 +226,13 @@ def build_ddtree_pooled_triton(
 ) -> None:
     """Same arguments as `build_ddtree_pooled`; fills `trees`."""
     num_sequences, depths, width = token_ids.shape
-    scratch = trees.scratch
-    num_pairs = len(scratch.pairs)
+    num_pairs = len(trees.pairs.table)
     warps, mine, others = next(shape[1:] for shape in SHAPES if num_pairs <= shape[0])
     _grow_kernel[(num_sequences,)](
         root_tokens, token_ids, log_probs, budgets, num_depths,
         trees.starts, trees.counts, trees.token_ids, trees.parents, trees.depths, trees.scores,
-        *scratch, trees.num_rows, max_budget, depths, width,
-        LEVELS=trees.max_depths + 1, BLOCK=scratch.bests.shape[-1], PAIRS=num_pairs, MINE=mine, OTHERS=others,
+        *trees.scratch, *trees.pairs, trees.num_rows, max_budget, depths, width,
+        LEVELS=trees.max_depths + 1, BLOCK=trees.block, PAIRS=num_pairs, MINE=mine, OTHERS=others,
         BOUNDED=num_pairs >= BOUNDED_PAIRS, num_warps=warps,
     )  # fmt: skip
     write_rows(slots, context_lengths, trees)
@@ -246,6 +245,7 @@ def write_rows(slots: torch.Tensor, context_lengths: torch.Tensor, trees: TreeBu
         trees.starts, trees.counts, slots, context_lengths, trees.token_ids, trees.parents, trees.depths, trees.scores,
         trees.row_slots, trees.row_indices, trees.positions, trees.ancestor_mask,
         trees.num_rows, trees.rows_each, num_sequences,
-        ROWS=ROW_TILE, COLUMNS=min(1024, triton.next_power_of_2(trees.rows_each)),
-        SEQUENCES=triton.next_power_of_2(num_sequences), num_warps=4,
+        # Few of each, for few binaries: what is masked away costs nothing here.
+        ROWS=ROW_TILE, COLUMNS=min(1024, max(64, triton.next_power_of_2(trees.rows_each))),
+        SEQUENCES=max(8, triton.next_power_of_2(num_sequences)), num_warps=4,
     )  # fmt: skip
