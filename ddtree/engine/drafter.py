@@ -8,7 +8,7 @@ import torch
 
 from ddtree.engine.scoring import condition
 from ddtree.engine.sequence import Sequence
-from ddtree.models.adapter import Conditioning
+from ddtree.models.conditioning import Conditioning
 from ddtree.sampling.choose import rank_scores
 from ddtree.tree.build import Candidates
 from ddtree.tree.conditioned import ConditionedCandidates

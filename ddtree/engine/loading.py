@@ -14,8 +14,8 @@ from ddtree.engine.free_memory import free_memory
 from ddtree.engine.memory import Memory, cache_size
 from ddtree.engine.pooled import pooled_engine, tokens_that_fit
 from ddtree.engine.target import Target
-from ddtree.models.adapter import Conditioning
 from ddtree.models.adapter_files import find_adapter, load_adapter, read_about
+from ddtree.models.conditioning import Conditioning
 from ddtree.models.dflash import load_drafter
 from ddtree.models.pooled_target import unsupported
 from ddtree.models.registry import load_target

@@ -16,7 +16,7 @@ from ddtree.engine.pooled_memory import PooledMemory
 from ddtree.engine.pooled_state import PooledState
 from ddtree.engine.target import Target
 from ddtree.kernels.tree_attention.invariant import NUM_SPLITS
-from ddtree.models.adapter import Conditioning
+from ddtree.models.conditioning import Conditioning
 
 LEAST_SLOTS = 2  # so that an audit may look at two requests side by side
 LEAST_ROWS = 128  # that a round may stage even where trees are small, so that several sequences fit into one

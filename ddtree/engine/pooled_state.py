@@ -13,7 +13,7 @@ from ddtree.caches.pages import PageAllocator
 from ddtree.caches.pools import NULL_PAGE, PAGE_SIZE, PageTable
 from ddtree.caches.shared import PageStore
 from ddtree.engine.request import Request
-from ddtree.models.adapter import Conditioning
+from ddtree.models.conditioning import Conditioning
 from ddtree.models.pooled_dflash import PooledDFlash
 from ddtree.models.pooled_target import PooledTarget
 from ddtree.sampling.noise import noise_key

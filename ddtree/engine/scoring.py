@@ -8,7 +8,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from ddtree.models.adapter import PAIRWISE, Conditioning
+from ddtree.models.adapter import PAIRWISE
+from ddtree.models.conditioning import Conditioning
 from ddtree.sampling.choose import rank_scores, rank_strength
 from ddtree.sampling.params import SamplingParams
 from ddtree.tree.conditioned import ConditionedCandidates

@@ -18,8 +18,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ddtree.models.adapter import Adapter, AdapterConfig, Conditioning, conditioned
+from ddtree.models.adapter import Adapter, AdapterConfig
 from ddtree.models.adapter_files import FOLDER, read_tensors, save_adapter
+from ddtree.models.conditioning import Conditioning, conditioned
 from ddtree.models.dflash import load_drafter
 from ddtree.training.blocks import build_blocks, choose_anchors
 from ddtree.training.config import AdapterTrainingConfig

@@ -11,7 +11,8 @@ from ddtree.engine import decode_round
 from ddtree.engine.drafter import Drafter
 from ddtree.engine.target import Target
 from ddtree.models import block_attention, layers
-from ddtree.models.adapter import Adapter, AdapterConfig, Conditioning
+from ddtree.models.adapter import Adapter, AdapterConfig
+from ddtree.models.conditioning import Conditioning
 from ddtree.models.dflash import DFlash
 from ddtree.models.layers import MLP
 from tests.audit.pairs import audited, engine_of

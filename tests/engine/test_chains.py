@@ -17,7 +17,7 @@ from ddtree.engine.drafter import Drafter
 from ddtree.engine.engine import Engine
 from ddtree.engine.pooled import pooled_engine
 from ddtree.engine.request import Request
-from ddtree.models.adapter import Conditioning
+from ddtree.models.conditioning import Conditioning
 from ddtree.sampling.params import SamplingParams
 from tests.engine.test_conditioned_rounds import adapter_for
 from tests.engine.test_device_rounds import FILTERED, GREEDY, SAMPLED, request, run_together

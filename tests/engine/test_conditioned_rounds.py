@@ -13,7 +13,8 @@ from ddtree.engine.measure import start_auto
 from ddtree.engine.pooled import pooled_engine
 from ddtree.engine.request import Request, RequestStats
 from ddtree.engine.sequence import Sequence
-from ddtree.models.adapter import PAIRWISE, SUMMARIES, Adapter, AdapterConfig, Conditioning
+from ddtree.models.adapter import PAIRWISE, SUMMARIES, Adapter, AdapterConfig
+from ddtree.models.conditioning import Conditioning
 from ddtree.sampling.params import SamplingParams
 from tests.engine.test_device_rounds import FILTERED, GREEDY, SAMPLED, request, run_together
 

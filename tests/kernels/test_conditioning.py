@@ -8,15 +8,14 @@ import math
 import pytest
 import torch
 
-from ddtree.kernels import conditioning
 from ddtree.kernels.conditioning import (
     AdapterWeights,
     PathScores,
     transitions_pooled,
     transitions_pooled_reference,
 )
-from ddtree.models import adapter as adapters
-from ddtree.models.adapter import PAIRWISE, Adapter, AdapterConfig, Conditioning, conditioned
+from ddtree.models.adapter import PAIRWISE, Adapter, AdapterConfig
+from ddtree.models.conditioning import Conditioning, conditioned
 from tests.closeness import assert_close
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -104,7 +103,6 @@ def test_the_twin_says_what_the_adapter_says_along_paths(summary):
                 else:
                     found = scores[b, k, above[b, k + 1]]
                 assert_close("scores along a path", found, expected[b, k], 1e-5)
-    assert conditioning.LEAST_REST == adapters.LEAST_REST and conditioning.LEAST_LOG_PROB == adapters.LEAST_LOG_PROB
 
 
 @pytest.mark.parametrize("looks", [1, 2])

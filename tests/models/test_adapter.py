@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from ddtree.engine.scoring import condition
-from ddtree.models.adapter import SUMMARIES, Adapter, AdapterConfig, Conditioning, conditioned
+from ddtree.models.adapter import SUMMARIES, Adapter, AdapterConfig
 from ddtree.models.adapter_files import FOLDER, WEIGHTS_FILE, find_adapter, load_adapter, save_adapter
+from ddtree.models.conditioning import Conditioning, conditioned
 from ddtree.sampling.choose import rank_scores
 from ddtree.sampling.noise import gumbel_noise
 from ddtree.sampling.params import SamplingParams

@@ -24,7 +24,7 @@ def transitions_pooled(
     strengths: torch.Tensor,
     weights: AdapterWeights,
 ) -> torch.Tensor | PathScores:
-    """Conditioned log-probabilities [B, D, M, M] float32, as `models.adapter` has them; with two looks a `PathScores`.
+    """Conditioned log-probabilities [B, D, M, M] float32, as `models.conditioning` has them; with two looks a `PathScores`.
 
     Entry [b, k, p, c] is of candidate c at depth k + 1 below candidate p at depth k, normalised with everything that is no
     candidate; at depth 1 (k = 0) every parent is the root. A CUDA tensor goes to the Triton kernels (two launches; three) where H is
