@@ -6,14 +6,16 @@ Letters: T context tokens, K block slots, C model width, n path nodes.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 
 import torch
 
+from ddtree.audit.adapter_twin import AdapterTwin
 from ddtree.audit.compare import closest_row, row_errors, tolerance
 from ddtree.audit.drafter_twin import DrafterTwin
 from ddtree.audit.findings import DRAFTER, Fault
 from ddtree.audit.observe import KEYS, VALUES, Forward, memory
-from ddtree.audit.scoring import LIMIT_NATS, AdapterTwin, score_faults
+from ddtree.audit.scoring import score_faults
 from ddtree.audit.watch import Record
 
 PARTS = {"o_proj": "attention", "mlp": "MLP"}
@@ -27,6 +29,10 @@ class DrafterAudit:
         self.twin = DrafterTwin(drafter.model)
         self.num_layers = len(target.model.layers)
         self.limit = tolerance(next(drafter.model.parameters()).dtype)
+
+    @cached_property
+    def adapter_twin(self) -> AdapterTwin:
+        return AdapterTwin(self.drafter.conditioning.adapter, self.target.model)
 
     @classmethod
     def of(cls, drafter, target) -> DrafterAudit | None:
@@ -156,11 +162,11 @@ class DrafterAudit:
             return
         scorer, marginals = getattr(found, "scorer", None), found.marginals
         if scorer is None:
-            rows, scoring = (lambda tokens: marginals[: len(tokens)]), "its depth's candidates"
+            rows, scoring = (lambda tokens: (marginals[: len(tokens)], 0.0)), "its depth's candidates"
         else:
-            twin, scoring = AdapterTwin(self.drafter.conditioning.adapter, self.target.model), "the adapter"
-            rows = lambda tokens: twin.rows(drafted.hidden, tokens, found.token_ids, marginals)  # noqa: E731
-        yield from score_faults(tree, record.tree_budget, found.token_ids, rows, LIMIT_NATS * self.limit, scoring)
+            scoring = "the adapter"
+            rows = lambda tokens: self.adapter_twin.rows(drafted.hidden, tokens, found.token_ids, marginals)  # noqa: E731
+        yield from score_faults(tree, record.tree_budget, found.token_ids, rows, scoring)
 
     def _features_fault(self, record: Record, given: torch.Tensor, due: torch.Tensor, fresh: Forward, first: int) -> str:
         """Whose features they are instead: another layer's, or other nodes'."""

@@ -9,7 +9,9 @@ from ddtree.audit.lossless import Plan
 from ddtree.engine import decode_round
 from ddtree.engine.drafter import Drafter
 from ddtree.engine.scoring import PathScorer
-from ddtree.models.adapter import SUMMARIES, Adapter, AdapterConfig, Conditioning
+from ddtree.models.adapter import SUMMARIES, Adapter, AdapterConfig
+from ddtree.models.conditioning import Conditioning
+from ddtree.models.registry import load_target
 from ddtree.tree.build import Candidates, build_ddtree
 from tests.audit.pairs import audited, engine_of
 from tests.models.qwens import drafter_for, engine_around
@@ -17,13 +19,16 @@ from tests.models.qwens import drafter_for, engine_around
 PLAN = Plan(budgets=(0, 12), max_tokens=9)
 
 
-def conditioned(llama, summary: str = "none"):
+def conditioned(llama, summary: str = "none", dtype: torch.dtype = torch.float32, size: float = 0.3):
     """A pair whose trees a random adapter ranks."""
     torch.manual_seed(5)
     drafter = drafter_for(llama.config)
+    for parameter in drafter.parameters():  # the frequencies stay what they are
+        parameter.data = parameter.data.to(dtype)
     adapter = Adapter(AdapterConfig(drafter.config.hidden_size, drafter.config.block_size, 16, 8, summary))
     for parameter in adapter.requires_grad_(False).parameters():
-        parameter.normal_(0.0, 0.3)
+        parameter.normal_(0.0, size)
+    adapter.to(dtype)
     return engine_around(llama, Drafter(drafter, llama, Conditioning(adapter, llama, tables=False)))
 
 
@@ -37,6 +42,22 @@ def where(engine) -> str:
 def test_a_sound_adapter_is_sound(llama, summary):
     result = audited(conditioned(llama, summary), plan=PLAN)
     assert result.passed and result.drafter == "sound", result.as_json()
+
+
+def test_in_bf16_an_adapter_is_sound_and_half_a_nat_amiss_is_found(llama_folder, monkeypatch):
+    llama = load_target(llama_folder, "cpu", torch.bfloat16)
+    result = audited(conditioned(llama, "grandparent", torch.bfloat16, 0.1), plan=PLAN)
+    assert result.exit_status == 0 and result.drafter == "sound", result.as_json()
+    sound = PathScorer.children
+
+    def raised(self, depth, ranks, parents):
+        scores = sound(self, depth, ranks, parents)
+        scores[:, 0] += 0.5  # of the drafter's best candidate alone
+        return scores
+
+    monkeypatch.setattr(PathScorer, "children", raised)
+    result = audited(conditioned(llama, "grandparent", torch.bfloat16, 0.1), plan=PLAN)
+    assert result.drafter == "faulty" and "depth 1, below node 0" in result.faults[0].where and "by the adapter it is" in result.faults[0].where
 
 
 def test_scores_below_another_parent(llama, monkeypatch):
