@@ -18,12 +18,12 @@ from ddtree.models.pooled_target import add_linear, feed_forward, norm_of
 
 
 class PooledDFlash:
-    """Runs a drafter's layers over an `AttentionPool` beside its target."""
+    """Runs a drafter's layers over an `AttentionPool` beside its target, or over whatever `pool` has such pages."""
 
-    def __init__(self, model, target_model, table: PageTable, num_pages: int) -> None:
+    def __init__(self, model, target_model, table: PageTable, num_pages: int, pool: AttentionPool | None = None) -> None:
         config = model.config
         self.model, self.target_model, self.table, self.config = model, target_model, table, config
-        self.pool = AttentionPool(
+        self.pool = pool or AttentionPool(
             config.num_layers, num_pages, config.num_kv_heads, config.head_dim, model.dtype, model.device
         )
         # Queries and keys of a layer are normalised together, each head by its own weight.

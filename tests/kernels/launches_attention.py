@@ -11,12 +11,12 @@ BFLOAT16, FLOAT32 = torch.bfloat16, torch.float32
 
 
 def attention(heads, kv_heads, head_dim, num_rows, dtype, **kwargs):
-    """A launch of one sequence; `tree` in kwargs: under a mask."""
-    tree = kwargs.pop("tree", False)
+    """A launch of one sequence; `tree` in kwargs: under a mask; `page_size` likewise."""
+    tree, page_size = kwargs.pop("tree", False), kwargs.pop("page_size", 64)
 
     def launch() -> None:
         indices = [torch.zeros(size, dtype=torch.int32) for size in (1, 2, 4)]
-        pages = [torch.empty(8, 64, kv_heads, head_dim, dtype=dtype) for _ in range(2)]
+        pages = [torch.empty(8, page_size, kv_heads, head_dim, dtype=dtype) for _ in range(2)]
         table = torch.zeros(4, 16, dtype=torch.int32)
         mask = torch.zeros(num_rows, num_rows, dtype=torch.uint8) if tree else None
         query = torch.empty(num_rows, heads, head_dim, dtype=dtype)
@@ -37,6 +37,8 @@ def launches():
         yield f"27B tree of {num_rows}", attention(24, 4, 256, num_rows, BFLOAT16, tree=True)
     yield "27B prefill", attention(24, 4, 256, 2048, BFLOAT16)
     yield "drafter block", attention(32, 8, 128, 16, BFLOAT16, bidirectional=True, window=2048)
+    yield "drafter block over slots", attention(32, 8, 128, 16, BFLOAT16, bidirectional=True, page_size=1)
+    yield "fp32 drafter block over slots", attention(9, 3, 64, 16, FLOAT32, bidirectional=True, page_size=1)
     yield "8B tree of 4", attention(32, 8, 128, 4, BFLOAT16, tree=True)
     yield "8B prefill", attention(32, 8, 128, 2048, BFLOAT16)
     yield "SmolLM2 tree of 64", attention(9, 3, 64, 64, BFLOAT16, tree=True)

@@ -79,6 +79,12 @@ def test_the_kernel_looks_no_further_than_the_window(mode, window):
     check_kernel(Pools.random([5, 1], [45, 0], 2, 1, 16, torch.float32), mode, window, plan)
 
 
+@pytest.mark.parametrize("mode, window", [("tree", None), ("causal", 18), ("block", None), ("block", 7)])
+@pytest.mark.parametrize("plan", [ONE_SPLIT, SEVERAL_SPLITS], ids=["one split", "several splits"])
+def test_tokens_may_lie_each_in_a_page_of_its_own(mode, window, plan):
+    check_kernel(Pools.random([6, 0, 1], [37, 4, 0], 6, 2, 16, torch.float32, page_size=1), mode, window, plan)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_and_awkward_head_dims(dtype):
     check_kernel(Pools.random([5], [19], 3, 1, 24, dtype), "tree", plan=SEVERAL_SPLITS)
@@ -157,7 +163,7 @@ def test_commit_moves_the_path_to_the_front(commit):
     [
         ({"window": 0}, "window must be >= 1, got 0"),
         ({"bidirectional": True, "tree": True}, "pass ancestor_mask=None"),
-        ({"page_size": 24}, "page size must be a power of two"),
+        ({"page_size": 24}, "page size must be 1 or a power of two"),
         ({"kv_heads": 4}, "6 heads, which must be a multiple of the pages' 4"),
         ({"query": torch.float16}, "cast one of them"),
     ],
@@ -185,7 +191,7 @@ TRUE_SHAPES = {"27B": (24, 4, 256), "drafter": (32, 8, 128), "SmolLM2": (9, 3, 6
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", TRUE_SHAPES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("page_size", [16, 64, 256])
+@pytest.mark.parametrize("page_size", [1, 16, 64, 256])
 @pytest.mark.parametrize("counts, contexts", [([1], [513]), ([64], [8000]), ([17, 0, 1, 33], [0, 7, 700, 4095]), ([257], [1000])])
 @pytest.mark.parametrize("mode", MODES)
 def test_true_shapes_on_the_device(shape, dtype, page_size, counts, contexts, mode):

@@ -47,6 +47,8 @@ def tree_attention_invariant(
         [R, H, D] in query's dtype; `out` where given.
     """
     check_attention(query, key_pages, value_pages, None, None, False)
+    if key_pages.shape[1] == 1:
+        raise ValueError("page size must be at least 16 here, got 1")
     reach = lineage.shape[1]
     if reach < LEAST_REACH or reach & (reach - 1):
         raise ValueError(f"the lineage's reach must be a power of two of at least {LEAST_REACH}, got {reach}")

@@ -32,7 +32,7 @@ class AttentionPlan:
     """Tile sizes and launch options of one shape."""
 
     block_m: int  # pairs (row, head of the group) of a tile
-    block_t: int  # keys of a tile, all in one page
+    block_t: int  # keys of a tile, all in one page; of pages of one token, in as many
     num_warps: int
     num_stages: int
     num_splits: int
@@ -54,7 +54,7 @@ def plan_attention(
     if table is None:
         raise ValueError(f"head dim {head_dim} has no attention kernel; the largest is {max(tables)}")
     block_m, block_t, num_warps, num_stages = next(row for most, row in table if most is None or num_pairs <= most)
-    block_t = min(block_t, page_size)
+    block_t = min(block_t, page_size) if page_size > 1 else block_t
     num_programs = -(-num_pairs // block_m) * num_kv_heads * num_sequences
     num_splits = max(1, min(MOST_SPLITS, PROGRAMS_PER_SM * num_processors(query.device) // num_programs))
     # A split of fewer keys costs more to combine than it saves.

@@ -38,7 +38,8 @@ def tree_attention_pooled(
 
     Args:
         query: [R, H, D], rows starts[b] to starts[b + 1] - 1 are sequence b's; the rest is padding.
-        key_pages, value_pages: [P, page_size, Hkv, D] in query's dtype; the rows' own entries are staged already.
+        key_pages, value_pages: [P, page_size, Hkv, D] in query's dtype; the rows' own entries are staged already. A page size
+            of 1: every token lies where the table says, as in SGLang's pools.
         page_table: [S, max_pages] int32.
         slots: [B] int32; -1 for a sequence without rows.
         starts: [B + 1] int32; no sequence has more than `max_rows` rows, some may have none.
@@ -120,8 +121,8 @@ def check_attention(
         )
     if num_heads % num_kv_heads:
         raise ValueError(f"query has {num_heads} heads, which must be a multiple of the pages' {num_kv_heads}")
-    if page_size & (page_size - 1) or page_size < 16:
-        raise ValueError(f"page size must be a power of two of at least 16, got {page_size}")
+    if page_size != 1 and (page_size & (page_size - 1) or page_size < 16):
+        raise ValueError(f"page size must be 1 or a power of two of at least 16, got {page_size}")
     if not query.dtype == key_pages.dtype == value_pages.dtype:
         raise ValueError(f"pages of {key_pages.dtype} do not fit a query of {query.dtype}; cast one of them")
     if ancestor_mask is not None and (bidirectional or window is not None):

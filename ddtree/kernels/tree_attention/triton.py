@@ -139,11 +139,16 @@ def _attend_kernel(
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     token = tl.arange(0, BLOCK_T)
-    next_page = tl.load(table_row + low * BLOCK_T // PAGE_SIZE)
+    if PAGE_SIZE > 1:
+        next_page = tl.load(table_row + low * BLOCK_T // PAGE_SIZE)
     for key_tile in range(low, high):
-        place = key_tile * BLOCK_T  # all of a tile lies in one page
-        page = next_page.to(tl.int64)
-        offset = page * stride_page + ((place % PAGE_SIZE + token) * stride_token)[:, None] + dim[None, :]
+        place = key_tile * BLOCK_T
+        if PAGE_SIZE > 1:  # all of a tile lies in one page
+            page = next_page.to(tl.int64)
+            offset = page * stride_page + ((place % PAGE_SIZE + token) * stride_token)[:, None] + dim[None, :]
+        else:  # a page is a token, and they lie anywhere
+            page_each = tl.load(table_row + place + token, mask=place + token < end, other=0).to(tl.int64)
+            offset = (page_each * stride_page)[:, None] + dim[None, :]
         # Behind the end a page may hold anything, and NaN times a probability of 0 is NaN.
         there = ((place + token) < end)[:, None]
         if BLOCK_D != HEAD_DIM:
@@ -167,8 +172,9 @@ def _attend_kernel(
         acc = tl.dot(weights.to(value.dtype), value, acc * shrink[:, None], input_precision=PRECISION)
         peak = new_peak
         # Ahead of its use: loads whose addresses wait for another load are not overlapped with the products.
-        following = tl.minimum(key_tile + 1, high - 1) * BLOCK_T
-        next_page = tl.load(table_row + following // PAGE_SIZE)
+        if PAGE_SIZE > 1:
+            following = tl.minimum(key_tile + 1, high - 1) * BLOCK_T
+            next_page = tl.load(table_row + following // PAGE_SIZE)
     # A row may have seen nothing in this split: its peak is -inf, its total 0.
     total = tl.where(total == 0.0, 1.0, total)
     acc = acc / total[:, None]
@@ -269,7 +275,7 @@ def tree_attention_pooled_triton(
     common = {
         "GROUP": group, "HEAD_DIM": head_dim, "LEAST_SHARE": plan.least_share,
         "BLOCK_M": plan.block_m, "BLOCK_T": plan.block_t, "BLOCK_D": block_d,
-        "BLOCK_N": triton.next_power_of_2(max_rows), "TREE": ancestor_mask is not None,
+        "BLOCK_N": 1 if ancestor_mask is None else triton.next_power_of_2(max_rows), "TREE": ancestor_mask is not None,
         "BIDIRECTIONAL": bidirectional, "WINDOWED": window is not None,
     }  # fmt: skip
     mask = query if ancestor_mask is None else ancestor_mask
