@@ -3,7 +3,8 @@
     python -m recipes.hybrid_tiny.far_prompts --target ddtree/embedded/hybrid-tiny --out DATA --number 60000
 
 A request is one or a few of the drafter's openers (`ddtree/training/openers.txt`), placeholders filled: beginnings of code, word problems,
-formulas, letters. Written are prompts.npy and prompt_offsets.npy, which `recipes.hybrid_tiny.write` lets the target answer.
+formulas, letters; or a function to go on with or a paragraph out of Python's standard library, with an opener before it or without.
+Written are prompts.npy and prompt_offsets.npy, which `recipes.hybrid_tiny.write` lets the target answer.
 """
 
 from __future__ import annotations
@@ -17,15 +18,19 @@ import numpy as np
 from ddtree.text.tokenizer import Tokenizer
 from ddtree.training import openers
 from recipes.hybrid_tiny.chats import Encoder, Mix, make_prompts
+from recipes.hybrid_tiny.library_text import library_text
 from recipes.hybrid_tiny.prose import Prose
 
-MIX = Mix(arithmetic_thinking=0.2, arithmetic_direct=0.15, prose_thinking=0.35, prose_direct=0.3, turns=(0.9, 0.1))
+MIX = Mix(arithmetic_thinking=0.12, arithmetic_direct=0.08, prose_thinking=0.5, prose_direct=0.3, turns=(0.9, 0.1))
 REQUESTS = 20_000
 OPENERS = (1, 2, 4, 8, 16, 24, 32)  # of a request, drawn evenly: as short and as long as public prompts are
 
 
+FROM_LIBRARY = 0.6  # of all requests; half of them functions
+
+
 def far_prose(seed: int, number: int = REQUESTS) -> Prose:
-    """Requests of one category each; their replies matter only where a chat has an earlier turn."""
+    """Requests of one category each, or out of the library; their replies matter only where a chat has an earlier turn."""
     rng = random.Random(f"{seed}-far")
     groups = openers.read_lines(openers.TEXT.read_text(encoding="utf-8"))
     by_category: dict[str, list[str]] = {}
@@ -37,8 +42,15 @@ def far_prose(seed: int, number: int = REQUESTS) -> Prose:
     def text(category: str) -> str:
         return " ".join(openers.fill(rng.choice(by_category[category]), rng) for _ in range(rng.choice(OPENERS))).strip()
 
+    beginnings, paragraphs = library_text()
+
+    def quoted() -> str:
+        before = openers.fill(rng.choice(by_category["code" if rng.random() < 0.5 else "general"]), rng) + "\n" if rng.random() < 0.5 else ""
+        return before + (rng.choice(beginnings) if rng.random() < 0.5 else " ".join(rng.sample(paragraphs, rng.choice((1, 1, 2)))))
+
     chosen = rng.choices(names, shares, k=number)
-    return Prose(tuple(((text(category), text("general")),) for category in chosen), ())
+    requests = (quoted() if rng.random() < FROM_LIBRARY else text(category) for category in chosen)
+    return Prose(tuple(((request, text("general")),) for request in requests), ())
 
 
 def main() -> None:
