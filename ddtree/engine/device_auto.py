@@ -85,14 +85,14 @@ class DeviceAuto:
         costs = ", ".join(f"{b} {ms:.2f}" for b, ms in zip(self.ladder, self.costs_of(1, False), strict=False))
         return f"ms of a round by tree budget: {costs}"
 
-    def prepare(self, max_running: int) -> None:
+    def prepare(self, max_running: int, prefill_chunk: int) -> None:
         """Capture and time what will be wanted: one sequence, greedy or drawing, and every number of greedy ones. Drawing in
         larger numbers is captured when it first occurs, which holds that round up for seconds."""
         batches, scored = BATCHES[: BATCHES.index(bucket_of(max_running, BATCHES)) + 1], self.rounds.state.conditioning is not None
         wanted = [(1, True, scored), *((count, False, scored) for count in batches)]
         spared = [(count, False, False) for count in batches if scored and count >= SPARING]
         shapes = [shape for key in wanted for shape in self._shapes(*key)] + [self._compared(*key[:2]) for key in spared]
-        self.rounds.compile_ahead(shapes)
+        self.rounds.compile_ahead(shapes, prefill_chunk)
         for key in wanted + spared:
             self.costs_of(*key)
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from ddtree.caches.pooled_rows import PREFILL, consecutive_rows
 from ddtree.engine.decode_round import Round, contained
 from ddtree.engine.device_round import DeviceRound, Lane, RoundShape
 from ddtree.engine.graphs import bucket_of
@@ -22,6 +23,7 @@ from ddtree.engine.pooled_state import PooledState
 from ddtree.engine.sequence import Sequence
 from ddtree.engine.stats import StageClock
 from ddtree.kernels.compiling import compile_ahead
+from ddtree.kernels.fused import argmax
 from ddtree.models.adapter import PAIRWISE
 from ddtree.tree.accept import Acceptance
 from ddtree.tree.draft_tree import DraftTree
@@ -146,16 +148,32 @@ class DeviceRounds:
             self._rounds[shape] = self.round_type(self.state, shape, graphs=self.graphs)
         return self._rounds[shape]
 
-    def compile_ahead(self, shapes: Iterable[RoundShape]) -> None:
-        """Compile the kernels of rounds of all these shapes side by side; their captures then find them."""
+    def compile_ahead(self, shapes: Iterable[RoundShape], prefill_chunk: int = 0) -> None:
+        """Compile the kernels of rounds of all these shapes side by side, and of prefills of up to so many tokens; captures and
+        requests then find them."""
         new = [shape for shape in dict.fromkeys(shapes) if shape not in self._compiled]
         self._compiled.update(new)
-        if new and self.state.device.type == "cuda":
-            compile_ahead([partial(self._rehearse, shape) for shape in new], self.state.device)
+        lengths = sorted({prefill_chunk, *(1 << power for power in range(prefill_chunk.bit_length()))} - {0})
+        rehearsals = [partial(self._rehearse, shape) for shape in new] + [partial(self._rehearse_prefill, n) for n in lengths]
+        if rehearsals and self.state.device.type == "cuda":
+            compile_ahead(rehearsals, self.state.device)
 
     def _rehearse(self, shape: RoundShape) -> None:
         """One round over the dummy slot, uncaptured."""
         self.round_type(self.state, shape, graphs=False).lanes[0].graph.replay()
+
+    def _rehearse_prefill(self, num_tokens: int) -> None:
+        """A prompt's tokens into the dummy slot, and its last row's logits; kernels differ by powers of two at most."""
+        state, device = self.state, self.state.device
+        slots = torch.full((1,), state.dummy, dtype=torch.int32, device=device)
+        token_ids = torch.zeros(1, num_tokens, dtype=torch.int64, device=device)
+        features = None
+        if state.drafter is not None:
+            features = torch.zeros(num_tokens, state.target.feature_width, dtype=state.features.dtype, device=device)
+        hidden = state.target(consecutive_rows(PREFILL, token_ids, slots, state.table.context_lengths), features)
+        argmax(state.target.logits(hidden[-1:]))
+        if features is not None:
+            state.drafter.absorb(features[None], slots, torch.zeros_like(slots))
 
     def shape_of(self, sequences: SequenceOf[Sequence]) -> RoundShape:
         """The least captured shape that holds a round of these."""

@@ -240,7 +240,7 @@ def start_auto(
     if engine.device_rounds is not None:
         auto = DeviceAuto(engine.device_rounds, card, engine.block_size, engine.config.max_tree_budget, drafter_card)
         engine.auto = engine.device_rounds.auto = auto
-        auto.prepare(engine.config.max_running)
+        auto.prepare(engine.config.max_running, engine.config.prefill_chunk)
         return auto
     facts = facts_of(engine) | (names or {})
     cost = store.load(facts) if store else None

@@ -23,7 +23,7 @@ CARD = {"0.0": {"4": 2.5, "64": 3.5}}
 def test_every_shape_of_a_start_is_compiled_before_the_first_is_timed(conditioned, max_running):
     ahead, timed = [], []
     state = SimpleNamespace(conditioning=object() if conditioned else None, max_rows=1025)
-    auto = DeviceAuto(SimpleNamespace(state=state, compile_ahead=ahead.append), CARD, 16, 1024)
+    auto = DeviceAuto(SimpleNamespace(state=state, compile_ahead=lambda shapes, prefill_chunk: ahead.append(shapes)), CARD, 16, 1024)
 
     def time_of(shape: RoundShape) -> float:
         assert len(ahead) == 1
@@ -31,19 +31,20 @@ def test_every_shape_of_a_start_is_compiled_before_the_first_is_timed(conditione
         return 1.0 + shape.max_budget
 
     auto._time = time_of
-    auto.prepare(max_running)
+    auto.prepare(max_running, 512)
     assert set(ahead[0]) == set(timed)
     assert any(shape.num_sequences == max_running and shape.max_budget == 64 for shape in timed)
     assert all(np.isfinite(costs).all() for costs in auto.costs.values())
 
 
 def rehearsed(rounds, kinds) -> int:
-    """How many rehearsals of rounds, by tree budget and whether sampled, come to their end."""
+    """How many rehearsals of rounds and prefills, by tree budget and whether sampled, come to their end."""
     ended = []
 
     def rehearse() -> None:
         for budget, sampled in kinds:
             rounds._rehearse(RoundShape(2, budget, sampled))
+            rounds._rehearse_prefill(1 + budget)
             ended.append(budget)
 
     compile_ahead([rehearse], torch.device("cpu"))
