@@ -17,7 +17,7 @@ from ddtree.caches.pools import PAGE_SIZE
 from ddtree.caches.shared import SharedRows, SharedState
 from ddtree.engine.pooled_memory import PooledMemory
 from ddtree.engine.pooled_state import SlotState
-from ddtree.engine.prefix_tree import LEAST_TOKENS, Found, Node, PrefixTree
+from ddtree.engine.prefix_tree import LEAST_TOKENS, Found, PrefixTree
 from ddtree.engine.sequence import Sequence
 
 
@@ -46,8 +46,8 @@ class PagedPrefixCache(PrefixTree):
     """Owned by the engine's thread. As `PrefixCache`: at most `limit_bytes`, and of the account what running sequences leave."""
 
     def __init__(self, limit_bytes: int, memory: PooledMemory) -> None:
-        super().__init__()
-        self.memory, self.state, self.store = memory, memory.state, memory.state.store
+        super().__init__(memory)
+        self.state, self.store = memory.state, memory.state.store
         self.limit_bytes, self.limit_pages = limit_bytes, limit_bytes // memory.page_bytes
         self.holder = Holder(memory.pages)
 
@@ -137,18 +137,6 @@ class PagedPrefixCache(PrefixTree):
             node.state = self._keep_state(sequence)
         return True
 
-    def free_pages(self, count: int) -> None:
-        """Forget until `count` more pages of the account are free, or nothing is left."""
-        wanted = self.memory.pages.num_free + count
-        while self.memory.pages.num_free < wanted and self._forget_one():
-            pass
-
-    def clear(self) -> None:
-        """Forget everything."""
-        while self._forget_one():
-            pass
-        self._roots.clear()
-
     def _loan(self, found: Found, drafts: bool) -> Loan:
         pages, start = [], 0
         for node in found.nodes:
@@ -191,10 +179,3 @@ class PagedPrefixCache(PrefixTree):
             if not self._forget_one(keep):
                 return False
         return True
-
-    def _forget_one(self, keep: SequenceOf[Node] = ()) -> bool:
-        """Forget the leaf that was used least recently, none of `keep`; False where there is none."""
-        oldest = self._drop_oldest(keep)
-        if oldest is not None:
-            oldest.release()
-        return oldest is not None

@@ -22,8 +22,8 @@ class PrefixCache(PrefixTree):
     """Owned by the engine's thread. Holds at most `limit_bytes`, and of `memory` what running sequences leave free."""
 
     def __init__(self, limit_bytes: int, memory: Memory | None = None) -> None:
-        super().__init__()
-        self.limit_bytes, self.memory = limit_bytes, memory
+        super().__init__(memory)
+        self.limit_bytes = limit_bytes
         self.num_bytes = 0
         self._pages: list[int] = []  # of the account
 
@@ -84,18 +84,6 @@ class PrefixCache(PrefixTree):
         self._settle()
         return True
 
-    def free_pages(self, count: int) -> None:
-        """Forget until `count` more pages of the account are free, or nothing is left."""
-        wanted = self.memory.pages.num_free + count
-        while self.memory.pages.num_free < wanted and self._forget_one():
-            pass
-
-    def clear(self) -> None:
-        """Forget everything."""
-        while self._forget_one():
-            pass
-        self._roots.clear()
-
     def _make_room(self, num_bytes: int, tokens: np.ndarray, salt: str) -> bool:
         """Forget, but not of what lies along `tokens`, until so many bytes more may be held. Never takes a page that a
         running sequence holds."""
@@ -133,15 +121,10 @@ class PrefixCache(PrefixTree):
         self.memory.pages.release(surplus)
         self._pages += self.memory.pages.allocate(wanted - len(self._pages))
 
-    def _forget_one(self, keep: SequenceOf[Node] = ()) -> bool:
-        """Forget the leaf that was used least recently, none of `keep`; False where there is none."""
-        oldest = self._drop_oldest(keep)
-        if oldest is None:
-            return False
-        self.num_bytes -= oldest.num_bytes
-        oldest.release()
+    def _release(self, node: Node) -> None:
+        self.num_bytes -= node.num_bytes
+        super()._release(node)
         self._settle()
-        return True
 
 
 def no_state(cache: ModelCache) -> SavedState:

@@ -14,6 +14,7 @@ import numpy as np
 
 from ddtree.caches.saved import SavedRows, SavedState
 from ddtree.caches.shared import SharedRows, SharedState
+from ddtree.engine.memory import Memory
 
 LEAST_TOKENS = 16  # a shorter prefix is computed sooner than looked after
 
@@ -55,11 +56,25 @@ class Found:
 
 
 class PrefixTree:
-    """Segments by salt and tokens, and which of them were used least recently."""
+    """Segments by salt and tokens, and forgetting those that were used least recently. `memory`: the account whose pages their
+    parts hold; None where nobody counts."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory: Memory | None) -> None:
+        self.memory = memory
         self._roots: dict[str, Node] = {}
         self._ticks = 0
+
+    def free_pages(self, count: int) -> None:
+        """Forget until `count` more pages of the account are free, or nothing is left."""
+        wanted = self.memory.pages.num_free + count
+        while self.memory.pages.num_free < wanted and self._forget_one():
+            pass
+
+    def clear(self) -> None:
+        """Forget everything."""
+        while self._forget_one():
+            pass
+        self._roots.clear()
 
     def _find(self, salt: str, token_ids: SequenceOf[int], *, drafts: bool, stateful: bool) -> Found:
         """What is known of `token_ids`; at least one token is left to compute. `drafts`: the drafter's context has to be
@@ -111,14 +126,19 @@ class PrefixTree:
             self._touch([node])
             yield node, start, len(tokens)
 
-    def _drop_oldest(self, keep: SequenceOf[Node] = ()) -> Node | None:
-        """Take out the leaf that was used least recently, none of `keep`; None where there is none."""
+    def _forget_one(self, keep: SequenceOf[Node] = ()) -> bool:
+        """Forget the leaf that was used least recently, none of `keep`; False where there is none."""
         leaves = [node for node in self._nodes() if not node.children and node not in keep]
         if not leaves:
-            return None
+            return False
         oldest = min(leaves, key=lambda node: node.last_used)
         del oldest.parent.children[int(oldest.token_ids[0])]
-        return oldest
+        self._release(oldest)
+        return True
+
+    def _release(self, node: Node) -> None:
+        """Let go of what a forgotten node keeps."""
+        node.release()
 
     def _touch(self, nodes: SequenceOf[Node]) -> None:
         self._ticks += 1
