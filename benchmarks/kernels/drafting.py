@@ -163,25 +163,25 @@ def time_build(budget: int, sequences: int, repeats: int, conditioned: bool = Fa
     return replayed([lambda a=a: build_ddtree_pooled(*a, trees) for a, _ in sets], repeats)
 
 
-def time_conditioning(sequences: int, size: int, rank: int, repeats: int, looks: int = 1, vocab_size: int = 32_768) -> dict:
+def time_conditioning(sequences: int, size: int, rank: int, repeats: int, num_ancestors: int = 1, vocab_size: int = 32_768) -> dict:
     generator = torch.Generator(DEVICE).manual_seed(0)
 
     def drawn(*shape: int, scale: float = 1.0) -> torch.Tensor:
         return (torch.randn(shape, generator=generator, device=DEVICE) * scale).to(torch.bfloat16)
 
     weights = AdapterWeights(
-        drawn(looks, vocab_size, size),
+        drawn(num_ancestors, vocab_size, size),
         drawn(vocab_size, rank, scale=1 / rank),
-        drawn(looks, size, size, scale=size**-0.5),
-        drawn(looks, size),
-        drawn(looks, rank + 2, size, scale=size**-0.5),
-        drawn(looks, rank + 2),
+        drawn(num_ancestors, size, size, scale=size**-0.5),
+        drawn(num_ancestors, size),
+        drawn(num_ancestors, rank + 2, size, scale=size**-0.5),
+        drawn(num_ancestors, rank + 2),
     )
     sets = []
     for seed in range(SETS):
         roots, ids, ranking, *_ = tree_inputs(CANDIDATES, sequences, seed)
         strengths = torch.ones(sequences, device=DEVICE)
-        sets.append((drawn(looks, sequences, DEPTHS, size), roots, ids, ranking, ranking, strengths))
+        sets.append((drawn(num_ancestors, sequences, DEPTHS, size), roots, ids, ranking, ranking, strengths))
     wide = AdapterWeights(*(tensor.double() for tensor in weights))
     for rows in sets:
         expected = transitions_pooled_reference(rows[0].double(), *rows[1:], wide)

@@ -119,6 +119,6 @@ def hidden_rows(adapter: Adapter, slots: torch.Tensor, embedded: torch.Tensor) -
         inputs = inputs + adapter.summarise(inputs[None])[0]
     found = {"": mixed("", inputs)}
     if adapter.config.summary == "grandparent" and count > 1:
-        older = linear("older_slot", slots[2 : count + 1]) + weights["older_depth"][1:count]
-        found["older_"] = mixed("older_", older + linear("older_token", embedded[:-1]))
+        grandparents = linear("grandparent_slot", slots[2 : count + 1]) + weights["grandparent_depth"][1:count]
+        found["grandparent_"] = mixed("grandparent_", grandparents + linear("grandparent_token", embedded[:-1]))
     return found

@@ -25,7 +25,7 @@ class PathScorer:
         self.root = torch.tensor([root_token], device=slots.device)
         self.places = conditioning.places(slots[None], self.root)[0]
         if self.adapter.config.summary == "grandparent":
-            self.older_places = self.adapter.older_places(slots[None])[0]
+            self.grandparent_places = self.adapter.grandparent_places(slots[None])[0]
         self._paths: torch.Tensor | None = None  # of the last level's nodes, what the summary needs
 
     @property
@@ -48,7 +48,7 @@ class PathScorer:
         if kind == "grandparent":
             self._paths = tokens
             if before is not None:
-                out = out + self._older(before, self.older_places[depth - 1])
+                out = out + self._from_grandparents(before, self.grandparent_places[depth - 1])
         return self._log_probs(out, slice(depth - 1, depth))[0]
 
     @torch.inference_mode()
@@ -60,12 +60,12 @@ class PathScorer:
         summary = self.adapter.summarise(inputs[None])
         out = self.adapter.finish(inputs, None if summary is None else summary[0])
         if self.adapter.config.summary == "grandparent" and len(tokens) > 1:
-            out[1:] += self._older(tokens[:-1], self.older_places[1 : len(tokens)])
+            out[1:] += self._from_grandparents(tokens[:-1], self.grandparent_places[1 : len(tokens)])
         return self._log_probs(out[:, None], slice(0, len(tokens)))[:, 0]
 
-    def _older(self, tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    def _from_grandparents(self, tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         """What the grandparents [n] add."""
-        return self.adapter.finish_older(self.conditioning.older_rows(tokens) + places)
+        return self.adapter.finish_grandparents(self.conditioning.grandparent_rows(tokens) + places)
 
     def _log_probs(self, out: torch.Tensor, depths: slice) -> np.ndarray:
         """`out` [.., n, E + 2] of the depths -> [depths, n, M]."""

@@ -77,11 +77,11 @@ class Adapter(nn.Module):
             self.distance = nn.Parameter(torch.zeros(config.block_size, width, **make))
             self.from_summary = nn.Linear(width, width, bias=False, **make)
         elif config.summary == "grandparent":
-            self.older_slot = nn.Linear(size, width, bias=False, **make)
-            self.older_token = nn.Linear(size, width, bias=False, **make)
-            self.older_depth = nn.Parameter(torch.zeros(config.block_size, width, **make))
-            self.older_mix = nn.Linear(width, width, **make)
-            self.older_out = nn.Linear(width, config.rank + 2, **make)
+            self.grandparent_slot = nn.Linear(size, width, bias=False, **make)
+            self.grandparent_token = nn.Linear(size, width, bias=False, **make)
+            self.grandparent_depth = nn.Parameter(torch.zeros(config.block_size, width, **make))
+            self.grandparent_mix = nn.Linear(width, width, **make)
+            self.grandparent_out = nn.Linear(width, config.rank + 2, **make)
         self.reset()
 
     @torch.no_grad()
@@ -93,12 +93,12 @@ class Adapter(nn.Module):
                 parameter.copy_(drawn)
             else:
                 parameter.zero_()
-        for name in ("depth", "distance", "older_depth"):
+        for name in ("depth", "distance", "grandparent_depth"):
             if hasattr(self, name):
                 getattr(self, name).zero_()
         self.out.weight.zero_()
         if self.config.summary == "grandparent":
-            self.older_out.weight.zero_()
+            self.grandparent_out.weight.zero_()
 
     def places(self, slots: torch.Tensor, root_rows: torch.Tensor) -> torch.Tensor:
         """What all parents of a slot have in common: [B, D, H], added to their rows of `parent_token`.
@@ -110,9 +110,9 @@ class Adapter(nn.Module):
         from_slots = self.child_slot(slots[:, 1:]) + self.parent_slot(slots[:, :-1])
         return from_slots + self.depth[: slots.shape[1] - 1] + self.root_token(root_rows)[:, None]
 
-    def older_places(self, slots: torch.Tensor) -> torch.Tensor:
-        """What all grandparents of a slot have in common: `slots` [B, K, C] -> [B, D, H], added to their rows of `older_token`."""
-        return self.older_slot(slots[:, 1:]) + self.older_depth[: slots.shape[1] - 1]
+    def grandparent_places(self, slots: torch.Tensor) -> torch.Tensor:
+        """What all grandparents of a slot have in common: `slots` [B, K, C] -> [B, D, H], added to their rows of `grandparent_token`."""
+        return self.grandparent_slot(slots[:, 1:]) + self.grandparent_depth[: slots.shape[1] - 1]
 
     def summarise(self, inputs: torch.Tensor) -> torch.Tensor | None:
         """What a path adds to its last node's input: `inputs` [B, D, H] along one path -> [B, D, H]; None where nothing is."""
@@ -155,11 +155,11 @@ class Adapter(nn.Module):
         hidden = F.silu(inputs if summary is None else inputs + summary)
         return self.out(hidden + F.silu(self.mix(hidden)))
 
-    def finish_older(self, inputs: torch.Tensor) -> torch.Tensor:
+    def finish_grandparents(self, inputs: torch.Tensor) -> torch.Tensor:
         """What the grandparents add to `finish`: `inputs` [..., H] -> [..., E + 2]. Corrections are linear in it, so those of
         parent and grandparent add up, and each is a function of one token and the candidates."""
         hidden = F.silu(inputs)
-        return self.older_out(hidden + F.silu(self.older_mix(hidden)))
+        return self.grandparent_out(hidden + F.silu(self.grandparent_mix(hidden)))
 
     @staticmethod
     def corrections(out: torch.Tensor, matches: torch.Tensor, log_probs: torch.Tensor) -> torch.Tensor:
@@ -184,8 +184,8 @@ class Adapter(nn.Module):
         inputs = self.parent_token(rows[:, :-1]) + self.places(slots, rows[:, 0])
         out = self.finish(inputs, self.summarise(inputs))
         if self.config.summary == "grandparent":
-            older = self.finish_older(self.older_token(rows[:, :-2]) + self.older_places(slots)[:, 1:])
-            out = out + F.pad(older, (0, 0, 1, 0))  # depth 1 has none
+            grandparents = self.finish_grandparents(self.grandparent_token(rows[:, :-2]) + self.grandparent_places(slots)[:, 1:])
+            out = out + F.pad(grandparents, (0, 0, 1, 0))  # depth 1 has none
         # The head's rows are projected once a candidate; far fewer than rows of the vocabulary where B is small.
         candidates = self.candidate_token(head.to(slots.dtype))
         rows = F.embedding(candidate_ids, candidates)

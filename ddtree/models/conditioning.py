@@ -36,7 +36,7 @@ class Conditioning:
     def __init__(self, adapter: Adapter, target_model: Any, *, tables: bool) -> None:
         self.adapter, self.target_model = adapter, target_model
         self.acceptance: dict[str, dict[str, float]] | None = None  # mean acceptance lengths: temperature -> budget -> length
-        self.parent_table = self.candidate_table = self.older_table = None
+        self.parent_table = self.candidate_table = self.grandparent_table = None
         if tables:
             self._tabulate()
 
@@ -44,7 +44,7 @@ class Conditioning:
     def _tabulate(self) -> None:
         adapter, model = self.adapter, self.target_model
         if adapter.config.summary == "grandparent":
-            self.older_table = adapter.older_token(model.embed_tokens)
+            self.grandparent_table = adapter.grandparent_token(model.embed_tokens)
         self.parent_table = adapter.parent_token(model.embed_tokens)
         self.candidate_table = adapter.candidate_token(model.lm_head.weight)
 
@@ -64,11 +64,11 @@ class Conditioning:
             return F.embedding(token_ids, self.parent_table)
         return self.adapter.parent_token(self.target_model.embed(token_ids))
 
-    def older_rows(self, token_ids: torch.Tensor) -> torch.Tensor:
+    def grandparent_rows(self, token_ids: torch.Tensor) -> torch.Tensor:
         """`parent_rows` of the grandparents: [...] int64 -> [..., H]."""
-        if self.older_table is not None:
-            return F.embedding(token_ids, self.older_table)
-        return self.adapter.older_token(self.target_model.embed(token_ids))
+        if self.grandparent_table is not None:
+            return F.embedding(token_ids, self.grandparent_table)
+        return self.adapter.grandparent_token(self.target_model.embed(token_ids))
 
     def matches(self, out: torch.Tensor, candidate_ids: torch.Tensor) -> torch.Tensor:
         """`out` [..., N, E + 2] and `candidate_ids` [..., M] -> [..., N, M]."""
@@ -108,7 +108,7 @@ class Conditioning:
         """
         places = self.places(slots, root_tokens)[None]
         if self.adapter.config.summary == "grandparent":
-            places = torch.cat([places, self.adapter.older_places(slots)[None]])
+            places = torch.cat([places, self.adapter.grandparent_places(slots)[None]])
         return transitions_pooled(places, root_tokens, candidate_ids, log_probs, ranking, strengths, self.weights)
 
     @cached_property
@@ -119,9 +119,9 @@ class Conditioning:
             self._tabulate()
         layers = [(self.parent_table, adapter.mix.weight, adapter.mix.bias, adapter.out.weight, adapter.out.bias)]
         if adapter.config.summary == "grandparent":
-            mix, out = adapter.older_mix, adapter.older_out
-            layers.append((self.older_table, mix.weight, mix.bias, out.weight, out.bias))
+            mix, out = adapter.grandparent_mix, adapter.grandparent_out
+            layers.append((self.grandparent_table, mix.weight, mix.bias, out.weight, out.bias))
         parents, mixes, mix_biases, outs, out_biases = (torch.stack(tensors).detach() for tensors in zip(*layers, strict=True))
         # Large, so kept once.
-        self.parent_table, self.older_table = parents[0], parents[1] if len(parents) > 1 else None
+        self.parent_table, self.grandparent_table = parents[0], parents[1] if len(parents) > 1 else None
         return AdapterWeights(parents, self.candidate_table, mixes, mix_biases, outs, out_biases)

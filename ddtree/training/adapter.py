@@ -156,7 +156,7 @@ def start_from(adapter: Adapter, folder: Path) -> None:
     """
     values, own = read_tensors(folder), adapter.state_dict()
     wrong = [name for name, value in values.items() if name not in own or own[name].shape != value.shape]
-    wrong += [name for name in own if name not in values and not name.startswith("older_")]
+    wrong += [name for name in own if name not in values and not name.startswith("grandparent_")]
     if wrong:
         raise ValueError(f"start: {folder} has another shape ({', '.join(sorted(wrong))}); train with its width, rank and summary")
     adapter.load_state_dict(own | values)

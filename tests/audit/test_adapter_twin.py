@@ -72,13 +72,13 @@ def without_bias(name: str):
 
 PLANTED = {
     "depth by one": shifted("depth"),
-    "grandparents' depth by one": shifted("older_depth"),
+    "grandparents' depth by one": shifted("grandparent_depth"),
     "no bias of mix": without_bias("mix"),
-    "no bias of grandparents' mix": without_bias("older_mix"),
+    "no bias of grandparents' mix": without_bias("grandparent_mix"),
     "no bias of out": without_bias("out"),
     "no root": without("root_token"),
     "no parent's slot": without("parent_slot"),
-    "no grandparents": without("older_token"),
+    "no grandparents": without("grandparent_token"),
     "no weight of the drafter's own": lambda adapter: adapter.out.weight[-2].zero_(),
     "nothing elsewhere": lambda adapter: (adapter.out.weight[-1].zero_(), adapter.out.bias[-1].zero_()),
 }

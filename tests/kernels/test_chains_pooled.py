@@ -32,11 +32,11 @@ class Table:
 
     def along(self, ranks: np.ndarray) -> np.ndarray:
         depths, path = np.arange(len(ranks) + 1), np.array([0, 0, *ranks])
-        older, parents = path[:-1], path[1:]
+        grandparent, parents = path[:-1], path[1:]
         below_parent, *two = self.tables
         rows = below_parent[depths, parents]
         if two:
-            rows = rows + two[0][depths, older] - two[1][depths, older, parents][:, None]
+            rows = rows + two[0][depths, grandparent] - two[1][depths, grandparent, parents][:, None]
         return np.where(np.isnan(rows), -np.inf, np.minimum(rows, 0))
 
 
@@ -70,14 +70,14 @@ def test_of_the_best_token_of_each_depth(way, kind):
 
 
 @KINDS
-@pytest.mark.parametrize("looks", [1, 2])
+@pytest.mark.parametrize("num_ancestors", [1, 2])
 @pytest.mark.parametrize("way", ["twin", "triton"])
-def test_of_the_best_child_of_each_node(way, looks, kind):
+def test_of_the_best_child_of_each_node(way, num_ancestors, kind):
     token_ids, scores = conditioned.scores(kind, len(LENGTHS), DEPTHS, WIDTH)
-    if looks == 2:
-        _, older = conditioned.scores("steep", len(LENGTHS), DEPTHS, WIDTH, seed=1)
-        scores = PathScores(scores, older, older[..., 0].abs().unsqueeze(-1).expand_as(older).contiguous() - 3.0)
-    tables = scores if looks == 2 else (scores,)
+    if num_ancestors == 2:
+        _, grandparent = conditioned.scores("steep", len(LENGTHS), DEPTHS, WIDTH, seed=1)
+        scores = PathScores(scores, grandparent, grandparent[..., 0].abs().unsqueeze(-1).expand_as(grandparent).contiguous() - 3.0)
+    tables = scores if num_ancestors == 2 else (scores,)
 
     def host(b: int) -> ConditionedCandidates:
         return ConditionedCandidates(token_ids[b].cpu().numpy(), Table(*(table[b] for table in tables)))

@@ -22,20 +22,20 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ERROR = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}  # of sums in another order, of rounded operands
 
 
-def adapter_weights(vocab: int, size: int, rank: int, dtype=torch.float32, looks: int = 1) -> AdapterWeights:
+def adapter_weights(vocab: int, size: int, rank: int, dtype=torch.float32, num_ancestors: int = 1) -> AdapterWeights:
     each = ((size, size), (size,), (rank + 2, size), (rank + 2,))
-    shapes = ((looks, vocab, size), (vocab, rank), *((looks, *shape) for shape in each))
+    shapes = ((num_ancestors, vocab, size), (vocab, rank), *((num_ancestors, *shape) for shape in each))
     drawn = [torch.randn(shape) * (shape[-1] ** -0.5 if place > 1 else 0.7) for place, shape in enumerate(shapes)]
     drawn[1] *= rank**-0.5
     return AdapterWeights(*(tensor.to(DEVICE, dtype) for tensor in drawn))
 
 
-def block(sequences: int, depths: int, width: int, size: int, vocab: int, dtype=torch.float32, looks: int = 1) -> tuple[torch.Tensor, ...]:
+def block(sequences: int, depths: int, width: int, size: int, vocab: int, dtype=torch.float32, num_ancestors: int = 1) -> tuple[torch.Tensor, ...]:
     """Places, roots, candidates, the drafter's own scores, what it ranks with, strengths."""
     ids = torch.stack([torch.randperm(vocab)[:width] for _ in range(sequences * depths)]).view(sequences, depths, width)
     own, ranking = ((torch.randn(sequences, depths, vocab) * 3).log_softmax(dim=-1).gather(2, ids) for _ in range(2))
     rows = (
-        torch.randn(looks, sequences, depths, size).to(dtype),
+        torch.randn(num_ancestors, sequences, depths, size).to(dtype),
         torch.randint(0, vocab, (sequences,)),
         ids,
         own,
@@ -105,7 +105,7 @@ def test_the_twin_says_what_the_adapter_says_along_paths(summary):
                 assert_close("scores along a path", found, expected[b, k], 1e-5)
 
 
-@pytest.mark.parametrize("looks", [1, 2])
+@pytest.mark.parametrize("num_ancestors", [1, 2])
 @pytest.mark.parametrize(
     ("sequences", "depths", "width", "size", "rank", "dtype"),
     [
@@ -116,34 +116,34 @@ def test_the_twin_says_what_the_adapter_says_along_paths(summary):
         (2, 2, 33, 64, 64, torch.bfloat16),
     ],
 )
-def test_the_kernels_agree_with_the_twin(sequences, depths, width, size, rank, dtype, looks):
-    weights = adapter_weights(100, size, rank, dtype, looks)
-    rows = block(sequences, depths, width, size, 100, dtype, looks)
+def test_the_kernels_agree_with_the_twin(sequences, depths, width, size, rank, dtype, num_ancestors):
+    weights = adapter_weights(100, size, rank, dtype, num_ancestors)
+    rows = block(sequences, depths, width, size, 100, dtype, num_ancestors)
     wide = AdapterWeights(*(tensor.double() for tensor in weights))
     expected = transitions_pooled_reference(rows[0].double(), *rows[1:], wide)
     found = by_kernel(*rows, weights)
     assert_same(found, expected, ERROR[dtype])
-    if looks == 2:
+    if num_ancestors == 2:
         assert not found.below_grandparent[:, 0].any()
-        one = transitions_pooled_reference(rows[0][:1].double(), *rows[1:], first_look(wide))
+        one = transitions_pooled_reference(rows[0][:1].double(), *rows[1:], parents_alone(wide))
         first = found.below_parent[:, 0] - found.norms[:, 0, 0][..., None]
         assert_close("depth 1, without grandparents", first, one[:, 0], ERROR[dtype])
 
 
-def first_look(weights: AdapterWeights) -> AdapterWeights:
+def parents_alone(weights: AdapterWeights) -> AdapterWeights:
     return AdapterWeights(*(tensor if name == "candidate_table" else tensor[:1] for name, tensor in weights._asdict().items()))
 
 
 @pytest.mark.parametrize("way", ["twin", "kernels"])
 def test_pairs_are_normalised_with_everything_else_whatever_is_excluded(way):
-    weights, rows = adapter_weights(60, 64, 16, looks=2), block(2, 3, 9, 64, 60, looks=2)
+    weights, rows = adapter_weights(60, 64, 16, num_ancestors=2), block(2, 3, 9, 64, 60, num_ancestors=2)
     rows[4][0, 1, 4:] = -torch.inf
     rows[4][1, 0] = -torch.inf  # a depth without candidates
     scores = (by_kernel if way == "kernels" else transitions_pooled_reference)(*rows, weights)
     everything = torch.arange(9, device=DEVICE)
     for depth in (1, 2, 3):
-        for older in everything:
-            found = scores.rows(depth, older.expand(9), everything)
+        for grandparent in everything:
+            found = scores.rows(depth, grandparent.expand(9), everything)
             assert not found.isnan().any() and (found <= 0).all()
             out = (rows[4][:, depth - 1] == -torch.inf)[:, None].expand_as(found)
             assert torch.equal(found == -torch.inf, out) and (found.exp().sum(-1) < 1 + 1e-5).all()
@@ -166,10 +166,10 @@ def test_an_excluded_candidate_stays_excluded_and_spoils_nothing(way):
 
 
 @pytest.mark.filterwarnings("ignore:All-NaN")  # the interpreter's, of a maximum
-@pytest.mark.parametrize("looks", [1, 2])
-def test_rows_do_not_see_each_other_and_nothing_is_left_unwritten(monkeypatch, looks):
+@pytest.mark.parametrize("num_ancestors", [1, 2])
+def test_rows_do_not_see_each_other_and_nothing_is_left_unwritten(monkeypatch, num_ancestors):
     """Another sequence's NaN stays in it; outputs begin as NaN."""
-    weights, rows = adapter_weights(60, 64, 16, looks=looks), block(2, 3, 5, 64, 60, looks=looks)
+    weights, rows = adapter_weights(60, 64, 16, num_ancestors=num_ancestors), block(2, 3, 5, 64, 60, num_ancestors=num_ancestors)
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *shape, **options: empty(*shape, **options).fill_(math.nan))
     monkeypatch.setattr(torch, "empty_like", lambda tensor: torch.full_like(tensor, math.nan))
@@ -180,9 +180,9 @@ def test_rows_do_not_see_each_other_and_nothing_is_left_unwritten(monkeypatch, l
     assert all(torch.equal(found[name][0], table[0]) for name, table in expected.items())
 
 
-@pytest.mark.parametrize("looks", [1, 2])
-def test_a_sequence_gets_what_it_gets_alone(looks):
-    weights, rows = adapter_weights(80, 128, 48, looks=looks), block(3, 4, 12, 128, 80, looks=looks)
+@pytest.mark.parametrize("num_ancestors", [1, 2])
+def test_a_sequence_gets_what_it_gets_alone(num_ancestors):
+    weights, rows = adapter_weights(80, 128, 48, num_ancestors=num_ancestors), block(3, 4, 12, 128, 80, num_ancestors=num_ancestors)
     together = tables(by_kernel(*rows, weights))
     for b in range(3):
         one = (rows[0][:, b : b + 1].contiguous(), *(tensor[b : b + 1].contiguous() for tensor in rows[1:]))
@@ -209,26 +209,26 @@ def test_bad_input_is_named():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize(("size", "rank"), [(512, 256), (128, 64), (1024, 512), (320, 96)])
 @pytest.mark.parametrize("sequences", [1, 8])
-@pytest.mark.parametrize("looks", [1, 2])
-def test_true_shapes_on_the_device(sequences, size, rank, dtype, looks):
-    weights = adapter_weights(5000, size, rank, dtype, looks)
-    rows = block(sequences, 15, 64, size, 5000, dtype, looks)
+@pytest.mark.parametrize("num_ancestors", [1, 2])
+def test_true_shapes_on_the_device(sequences, size, rank, dtype, num_ancestors):
+    weights = adapter_weights(5000, size, rank, dtype, num_ancestors)
+    rows = block(sequences, 15, 64, size, 5000, dtype, num_ancestors)
     wide = AdapterWeights(*(tensor.double() for tensor in weights))
     expected = transitions_pooled_reference(rows[0].double(), *rows[1:], wide)
     assert_same(transitions_pooled(*rows, weights), expected, ERROR[dtype])
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("looks", [1, 2])
-def test_a_captured_launch_follows_its_inputs(looks):
-    weights = adapter_weights(5000, 512, 256, torch.bfloat16, looks)
-    rows = block(2, 15, 64, 512, 5000, torch.bfloat16, looks)
+@pytest.mark.parametrize("num_ancestors", [1, 2])
+def test_a_captured_launch_follows_its_inputs(num_ancestors):
+    weights = adapter_weights(5000, 512, 256, torch.bfloat16, num_ancestors)
+    rows = block(2, 15, 64, 512, 5000, torch.bfloat16, num_ancestors)
     transitions_pooled(*rows, weights)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = transitions_pooled(*rows, weights)
-    for tensor, fresh in zip(rows, block(2, 15, 64, 512, 5000, torch.bfloat16, looks), strict=True):
+    for tensor, fresh in zip(rows, block(2, 15, 64, 512, 5000, torch.bfloat16, num_ancestors), strict=True):
         tensor.copy_(fresh)
     graph.replay()
     again = tables(transitions_pooled(*rows, weights))

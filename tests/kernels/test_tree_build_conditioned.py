@@ -53,9 +53,9 @@ class OlderSource:
     def children(self, depth: int, level: Level, ceiling: float) -> Level | None:
         if depth > len(self.token_ids):
             return None
-        older, own = self.ranks[level.parents] if depth > 1 else self.ranks, np.maximum(level.ranks, 0)
+        grandparent, own = self.ranks[level.parents] if depth > 1 else self.ranks, np.maximum(level.ranks, 0)
         self.ranks = own
-        rows = self.scores.rows(depth, torch.from_numpy(older), torch.from_numpy(own))[0].numpy()
+        rows = self.scores.rows(depth, torch.from_numpy(grandparent), torch.from_numpy(own))[0].numpy()
         costs = level.costs[:, None] + np.rint(rows.astype(np.float64) * -UNITS_PER_NAT)
         parents, ranks = (costs <= ceiling).nonzero()
         return Level(self.token_ids[depth - 1][ranks], parents, ranks, costs[parents, ranks])
@@ -118,18 +118,18 @@ def test_every_sequence_gets_the_builders_tree(way, kind):
     check_build(way, kind, depths=5, width=11, max_budget=24, budgets=[24, -1, 9])
 
 
-def older_scores(kind: str, sequences: int, depths: int, width: int, seed: int) -> tuple[torch.Tensor, PathScores]:
+def grandparent_scores(kind: str, sequences: int, depths: int, width: int, seed: int) -> tuple[torch.Tensor, PathScores]:
     """Token ids, and tables whose sums are log-probabilities; coarse ones add up exactly, so that paths tie."""
     token_ids, below_parent = scores("random" if kind == "random" else "coarse", sequences, depths, width, seed)
     rng = np.random.default_rng(seed + 1)
     drawn = rng.normal(size=below_parent.shape) if kind == "random" else rng.integers(-2, 3, size=below_parent.shape) / 2
-    older = torch.from_numpy(drawn).float().to(DEVICE)
-    older[:, 0] = 0.0
-    sums = below_parent[:, :, None] + older[:, :, :, None]
+    grandparent = torch.from_numpy(drawn).float().to(DEVICE)
+    grandparent[:, 0] = 0.0
+    sums = below_parent[:, :, None] + grandparent[:, :, :, None]
     norms = sums.logsumexp(dim=-1) + 0.1 if kind == "random" else sums.amax(dim=-1)
     if kind == "excluded":
         below_parent[torch.from_numpy(rng.random(below_parent.shape) < 0.4).to(DEVICE)] = -torch.inf
-    return token_ids, PathScores(below_parent, older, norms)
+    return token_ids, PathScores(below_parent, grandparent, norms)
 
 
 @pytest.mark.parametrize("way", ["twin", "triton"])
@@ -139,7 +139,7 @@ def older_scores(kind: str, sequences: int, depths: int, width: int, seed: int) 
 )
 def test_grandparents_count(way, kind, depths, width, max_budget):
     budgets = [max_budget, 1, 9]
-    token_ids, tables = older_scores(kind, len(budgets), depths, width, seed=depths)
+    token_ids, tables = grandparent_scores(kind, len(budgets), depths, width, seed=depths)
     trees = poisoned(TreeBuffers(len(budgets), max_budget, DEVICE, num_candidates=width))
     slots, context_lengths = [2, 0, 1], [5, 6, 7]
     arguments = (torch.arange(3, device=DEVICE), token_ids, tables, ints(*budgets), ints(depths, depths - 1, depths), max_budget)

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from ddtree.engine.scoring import condition
 from ddtree.models.adapter import SUMMARIES, Adapter, AdapterConfig
@@ -83,11 +84,11 @@ def test_scores_are_log_probabilities_whatever_is_forbidden():
     assert set(tree.token_ids[1:].tolist()) <= set(range(4))
 
 
-def saved(tmp_path):
+def saved(tmp_path, summary: str = "recurrence"):
     drafter = tmp_path / "drafter"
     drafter.mkdir()
     (drafter / "drafter.gguf").write_bytes(b"weights")
-    adapter = random_adapter("recurrence")
+    adapter = random_adapter(summary)
     save_adapter(adapter, drafter / FOLDER, drafter)
     return drafter, adapter
 
@@ -104,6 +105,17 @@ def test_files_hold_what_was_saved(tmp_path):
     for name, tensor in adapter.state_dict().items():
         assert_close(name, found.state_dict()[name], tensor, 5e-3)  # bfloat16
     assert find_adapter(tmp_path) is None
+
+
+def test_a_file_of_the_former_names_is_the_same(tmp_path):
+    drafter, adapter = saved(tmp_path, "grandparent")
+    path = drafter / FOLDER / WEIGHTS_FILE
+    former = {name.replace("grandparent_", "older_"): tensor for name, tensor in load_file(path).items()}
+    assert sum(name.startswith("older_") for name in former) == 7
+    save_file(former, path)
+    found = load_adapter(drafter / FOLDER, drafter, Shape, "cpu", torch.float32)
+    for name, tensor in adapter.state_dict().items():
+        assert_close(name, found.state_dict()[name], tensor, 5e-3)
 
 
 def test_an_adapter_of_another_drafter_is_refused(tmp_path):

@@ -75,8 +75,8 @@ def test_grandparents_are_learnt_from_where_an_adapter_without_them_ended(target
     same = AdapterTrainer(first.packed, data, config(start=str(folder)))
     assert again.loss(batch, 1).item() == pytest.approx(same.loss(batch, 1).item(), abs=1e-6)
     again.step(0.0)
-    assert again.adapter.older_out.weight.any()
-    with pytest.raises(ValueError, match=r"start: .* another shape \(.*older_depth.*; train with"):
+    assert again.adapter.grandparent_out.weight.any()
+    with pytest.raises(ValueError, match=r"start: .* another shape \(.*grandparent_depth.*; train with"):
         AdapterTrainer(first.packed, data, config(start=str(save_adapter(again.adapter, folder, drafter_folder).parent)))
     with pytest.raises(ValueError, match="candidate_token"):
         AdapterTrainer(first.packed, data, config(rank=4, summary="grandparent", start=str(folder)))

@@ -1,6 +1,6 @@
 """What an adapter says of every candidate below every candidate of the depth before, for all sequences of a round.
 
-Letters: L looks (at the parent; at the grandparent too), B sequences, D depths below the root, M candidates per depth, H adapter width, E rank of the tables, V vocabulary.
+Letters: A ancestors that count (the parent; the grandparent too), B sequences, D depths below the root, M candidates per depth, H adapter width, E rank of the tables, V vocabulary.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ def transitions_pooled(
     strengths: torch.Tensor,
     weights: AdapterWeights,
 ) -> torch.Tensor | PathScores:
-    """Conditioned log-probabilities [B, D, M, M] float32, as `models.conditioning` has them; with two looks a `PathScores`.
+    """Conditioned log-probabilities [B, D, M, M] float32, as `models.conditioning` has them; with two ancestors a `PathScores`.
 
     Entry [b, k, p, c] is of candidate c at depth k + 1 below candidate p at depth k, normalised with everything that is no
     candidate; at depth 1 (k = 0) every parent is the root. A CUDA tensor goes to the Triton kernels (two launches; three) where H is
     a multiple of 64 and M at most 64; any other to the twin, which a CUDA graph can hold as well.
 
     Args:
-        places: [L, B, D, H], what the parents (then the grandparents) of a depth have in common, in the weights' dtype.
+        places: [A, B, D, H], what the parents (then the grandparents) of a depth have in common, in the weights' dtype.
         root_tokens: [B] int64; token_ids: [B, D, M] int64, the candidates.
         log_probs: [B, D, M] float32, the drafter's own, at temperature 1 and without noise; counted as -40 at least.
         ranking: [B, D, M] float32, what the drafter ranks with, normalised over the vocabulary. Where it is -inf, so is
@@ -42,8 +42,8 @@ def transitions_pooled(
     Raises ValueError for shapes and dtypes that do not fit.
     """
     num_sequences, depths, width = token_ids.shape
-    looks, _, size = weights.parent_tables.shape
-    _expect("places", places, (looks, num_sequences, depths, size), weights.parent_tables.dtype)
+    num_ancestors, _, size = weights.parent_tables.shape
+    _expect("places", places, (num_ancestors, num_sequences, depths, size), weights.parent_tables.dtype)
     _expect("root_tokens", root_tokens, (num_sequences,), torch.int64)
     _expect("token_ids", token_ids, token_ids.shape, torch.int64)
     for name, tensor in (("log_probs", log_probs), ("ranking", ranking)):

@@ -24,19 +24,19 @@ def transitions_pooled_reference(
     scores = scores + strengths * _corrections(0, places, root_tokens, token_ids, log_probs, weights)
     if len(places) == 1:
         return scores.log_softmax(dim=-1)[..., :-1].contiguous()
-    older = strengths * _corrections(1, places, root_tokens, token_ids, log_probs, weights)
-    older[:, 0] = 0.0  # depth 1 has no grandparents
-    norms = (scores[:, :, None] + older[:, :, :, None]).logsumexp(dim=-1)
-    return PathScores(scores[..., :-1].contiguous(), older[..., :-1].contiguous(), norms)
+    grandparent = strengths * _corrections(1, places, root_tokens, token_ids, log_probs, weights)
+    grandparent[:, 0] = 0.0  # depth 1 has no grandparents
+    norms = (scores[:, :, None] + grandparent[:, :, :, None]).logsumexp(dim=-1)
+    return PathScores(scores[..., :-1].contiguous(), grandparent[..., :-1].contiguous(), norms)
 
 
-def _corrections(look, places, root_tokens, token_ids, log_probs, weights: AdapterWeights) -> torch.Tensor:
-    """[B, D, M, M + 1], in nats, of the candidates and everything else below each token `look` + 1 depths above."""
-    above = root_tokens[:, None, None].expand(-1, look + 1, token_ids.shape[2])
+def _corrections(ancestor, places, root_tokens, token_ids, log_probs, weights: AdapterWeights) -> torch.Tensor:
+    """[B, D, M, M + 1], in nats, of the candidates and everything else below each token `ancestor` + 1 depths above."""
+    above = root_tokens[:, None, None].expand(-1, ancestor + 1, token_ids.shape[2])
     above = torch.cat([above, token_ids], dim=1)[:, : token_ids.shape[1]]
-    hidden = F.silu(F.embedding(above, weights.parent_tables[look]) + places[look][:, :, None])
-    hidden = hidden + F.silu(F.linear(hidden, weights.mix_weights[look], weights.mix_biases[look]))
-    out = F.linear(hidden, weights.out_weights[look], weights.out_biases[look])
+    hidden = F.silu(F.embedding(above, weights.parent_tables[ancestor]) + places[ancestor][:, :, None])
+    hidden = hidden + F.silu(F.linear(hidden, weights.mix_weights[ancestor], weights.mix_biases[ancestor]))
+    out = F.linear(hidden, weights.out_weights[ancestor], weights.out_biases[ancestor])
     matches = out[..., :-2] @ F.embedding(token_ids, weights.candidate_table).transpose(-1, -2)
     own = log_probs.clamp(min=LEAST_LOG_PROB)[:, :, None]
     return torch.cat([matches.float() + out[..., -2:-1].float() * own, out[..., -1:].float()], dim=-1)

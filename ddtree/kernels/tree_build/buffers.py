@@ -16,9 +16,8 @@ NO_PARENT = 0x7FFF
 
 
 class Scratch(NamedTuple):
-    """The build kernel's memory, in the order of its arguments. Nodes of level d begin at d * block."""
+    """The build kernels' memory, in the order of their arguments. Nodes of level d begin at d * block."""
 
-    pairs: torch.Tensor  # [PAIRS] int32, parent << 16 | rank
     node_costs: torch.Tensor
     node_parents: torch.Tensor  # index in the level above
     node_ranks: torch.Tensor
@@ -26,12 +25,18 @@ class Scratch(NamedTuple):
     kid_costs: torch.Tensor
     kid_keys: torch.Tensor
     kid_pairs: torch.Tensor
-    bests: torch.Tensor
     alive_costs: torch.Tensor
     alive_nodes: torch.Tensor
     places: torch.Tensor
     new_indices: torch.Tensor
     lex_paths: torch.Tensor
+
+
+class Pairs(NamedTuple):
+    """What factorised scores need beside it."""
+
+    table: torch.Tensor  # [PAIRS] int32, parent << 16 | rank
+    bests: torch.Tensor  # the best costs of all levels so far
 
 
 class Pool(NamedTuple):
@@ -103,28 +108,34 @@ class TreeBuffers:
         self.counts = self._zeros(num_sequences)  # nodes of each tree, root included
         if self.device.type == "cuda":
             # Now: a graph under capture could not make its table, and would own what it allocates.
-            _ = self.scratch, self.pool
+            _ = self.scratch, self.pairs, self.pool
 
     def _zeros(self, *shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype, device=self.device)
 
+    @property
+    def block(self) -> int:
+        """Nodes that a level has room for, a power of two."""
+        return 1 << max(self.max_budget - 1, 0).bit_length()
+
+    @cached_property
+    def pairs(self) -> Pairs:
+        """The factorised kernel's own."""
+        return Pairs(pair_table(self.max_budget).to(self.device), self._zeros(self.num_sequences, self.block, dtype=torch.int64))
+
     @cached_property
     def scratch(self) -> Scratch:
-        """What the kernel keeps between its steps."""
-        sequences, levels = self.num_sequences, 1 + self.max_depths
-        block = 1 << max(self.max_budget - 1, 0).bit_length()
-        pairs = pair_table(self.max_budget)
-        nodes = (sequences, levels * block)
+        """What a kernel keeps between its steps."""
+        sequences, levels, num_kids = self.num_sequences, 1 + self.max_depths, len(self.pairs.table)
+        nodes = (sequences, levels * self.block)
         return Scratch(
-            pairs=pairs.to(self.device),
             node_costs=self._zeros(*nodes, dtype=torch.int64),
             node_parents=self._zeros(*nodes),
             node_ranks=self._zeros(*nodes),
             node_lexes=self._zeros(*nodes),
-            kid_costs=self._zeros(sequences, len(pairs), dtype=torch.int64),
-            kid_keys=self._zeros(sequences, len(pairs)),
-            kid_pairs=self._zeros(sequences, len(pairs)),
-            bests=self._zeros(sequences, block, dtype=torch.int64),
+            kid_costs=self._zeros(sequences, num_kids, dtype=torch.int64),
+            kid_keys=self._zeros(sequences, num_kids),
+            kid_pairs=self._zeros(sequences, num_kids),
             alive_costs=self._zeros(*nodes, dtype=torch.int64),
             alive_nodes=self._zeros(*nodes),
             places=self._zeros(*nodes),
@@ -137,8 +148,8 @@ class TreeBuffers:
         """The conditioned kernel's own; None without `num_candidates`."""
         if self.num_candidates == 0:
             return None
-        block, width = self.scratch.bests.shape[-1], 1 << (self.num_candidates - 1).bit_length()
-        room = (self.num_sequences, block + block * width)
+        width = 1 << (self.num_candidates - 1).bit_length()
+        room = (self.num_sequences, self.block * (1 + width))
         return Pool(self._zeros(*room, dtype=torch.int64), self._zeros(*room))
 
     @property

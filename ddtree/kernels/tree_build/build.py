@@ -45,9 +45,9 @@ def build_ddtree_pooled(
     """
     num_sequences, depths, width = token_ids.shape
     _expect("token_ids", token_ids, (num_sequences, depths, width), torch.int64)
-    older = isinstance(log_probs, PathScores)
-    conditioned = older or log_probs.ndim == 4
-    for name, tensor in zip(log_probs._fields, log_probs, strict=True) if older else [("log_probs", log_probs)]:
+    grandparents = isinstance(log_probs, PathScores)
+    conditioned = grandparents or log_probs.ndim == 4
+    for name, tensor in zip(log_probs._fields, log_probs, strict=True) if grandparents else [("log_probs", log_probs)]:
         _expect(name, tensor, (*token_ids.shape, width)[: 3 + conditioned], torch.float32)
     _expect("root_tokens", root_tokens, (num_sequences,), torch.int64)
     for name, tensor in (("budgets", budgets), ("num_depths", num_depths), ("slots", slots)):
@@ -69,7 +69,7 @@ def build_ddtree_pooled(
         from ddtree.kernels.tree_build.triton import build_ddtree_pooled_triton as build
     else:
         build = build_ddtree_pooled_reference
-    log_probs = PathScores(*(table.contiguous() for table in log_probs)) if older else log_probs.contiguous()
+    log_probs = PathScores(*(table.contiguous() for table in log_probs)) if grandparents else log_probs.contiguous()
     before, between, after = (root_tokens, token_ids), (budgets, num_depths), (slots, context_lengths)
     before, between, after = ([t.contiguous() for t in tensors] for tensors in (before, between, after))
     build(*before, log_probs, *between, max_budget, *after, trees)

@@ -39,15 +39,15 @@ def best_path_pooled_reference(token_ids: torch.Tensor, scores: torch.Tensor | P
     """The obvious twin: a depth at a time."""
     below_parent, *below_two = tables_of(scores)
     places = torch.arange(len(token_ids), device=token_ids.device)
-    older = parents = torch.zeros_like(places)
+    grandparent = parents = torch.zeros_like(places)
     path, log_probs = [], []
     for depth in range(token_ids.shape[1]):
         rows = below_parent[places, depth, parents]
         if below_two:
             below_grandparent, norms = below_two
-            rows = rows + below_grandparent[places, depth, older] - norms[places, depth, older, parents][:, None]
+            rows = rows + below_grandparent[places, depth, grandparent] - norms[places, depth, grandparent, parents][:, None]
         rows = rows.clamp(max=0.0).masked_fill(rows.isnan(), -torch.inf)
-        older, parents = parents, rows.argmax(dim=-1)
+        grandparent, parents = parents, rows.argmax(dim=-1)
         path.append(token_ids[places, depth, parents])
         log_probs.append(rows[places, parents])
     return torch.stack(path, dim=1)[..., None], torch.stack(log_probs, dim=1)[..., None]

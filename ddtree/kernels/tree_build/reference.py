@@ -96,8 +96,8 @@ def _rows_of(scores: PathScores, b: int) -> Callable[[tuple[int, ...]], torch.Te
     sequence = PathScores(*(table[b : b + 1] for table in scores))
 
     def row(ranks: tuple[int, ...]) -> torch.Tensor:
-        older, parent = (torch.tensor([r], device=sequence.norms.device) for r in (0, 0, *ranks)[-2:])
-        return sequence.rows(len(ranks) + 1, older, parent)[0, 0]
+        grandparent, parent = (torch.tensor([r], device=sequence.norms.device) for r in (0, 0, *ranks)[-2:])
+        return sequence.rows(len(ranks) + 1, grandparent, parent)[0, 0]
 
     return row
 

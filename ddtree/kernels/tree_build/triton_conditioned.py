@@ -32,10 +32,11 @@ SHAPES = ((1024, 4, 512, 32, 32), (4096, 4, 1024, 32, 32), (16384, 8, 2048, 64, 
 
 
 @triton.jit
-def _list_children(log_probs, below_older, norms, node_costs, node_ranks, node_parents, older_ranks, pool_costs, pool_pairs,
-                   seen, size, ceiling, width, OLDER: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
-    """List the children, within the ceiling, of a level's `size` nodes; returns how many there are. `OLDER`: scores are sums
-    over a node and its parent, whose ranks are in `older_ranks`."""
+def _list_children(log_probs, below_grandparent, norms, node_costs, node_ranks, node_parents, grandparent_ranks,
+                   pool_costs, pool_pairs, seen, size, ceiling, width,
+                   GRANDPARENTS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
+    """List the children, within the ceiling, of a level's `size` nodes; returns how many there are. `GRANDPARENTS`: scores
+    are sums over a node and its parent, whose ranks are in `grandparent_ranks`."""
     number = tl.full([], 0, tl.int32)
     for first in range(0, size * WIDTH, TILE):
         entry = first + tl.arange(0, TILE)
@@ -43,10 +44,10 @@ def _list_children(log_probs, below_older, norms, node_costs, node_ranks, node_p
         have = (parent < size) & (candidate < width)
         row = tl.load(node_ranks + parent, mask=have, other=0)
         log_prob = tl.load(log_probs + row * width + candidate, mask=have, other=float("-inf"))
-        if OLDER:
-            older = tl.load(older_ranks + tl.load(node_parents + parent, mask=have, other=0), mask=have, other=0)
-            log_prob += tl.load(below_older + older * width + candidate, mask=have, other=0.0)
-            log_prob = tl.minimum(log_prob - tl.load(norms + older * width + row, mask=have, other=0.0), 0.0)
+        if GRANDPARENTS:
+            grandparent = tl.load(grandparent_ranks + tl.load(node_parents + parent, mask=have, other=0), mask=have, other=0)
+            log_prob += tl.load(below_grandparent + grandparent * width + candidate, mask=have, other=0.0)
+            log_prob = tl.minimum(log_prob - tl.load(norms + grandparent * width + row, mask=have, other=0.0), 0.0)
         allowed = log_prob > float("-inf")
         cost = tl.load(node_costs + parent, mask=have, other=0) + _costs(tl.where(allowed, log_prob, 0.0))
         kept = have & allowed & (cost <= ceiling)
@@ -159,12 +160,12 @@ def _cut_list(pool_costs, pool_pairs, lexes, kid_costs, kid_keys, kid_pairs, see
 
 @triton.jit
 def _grow_conditioned_kernel(
-    root_tokens, token_ids, log_probs, below_older, norms, budgets, num_depths, starts, counts,
+    root_tokens, token_ids, log_probs, below_grandparent, norms, budgets, num_depths, starts, counts,
     out_tokens, out_parents, out_depths, out_scores,
     node_costs, node_parents, node_ranks, node_lexes, kid_costs, kid_keys, kid_pairs,
     alive_costs, alive_nodes, places, new_indices, lex_paths, pool_costs, pool_pairs,
     num_rows, max_budget, depths, width, num_kids, num_pool,
-    OLDER: tl.constexpr, LEVELS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
+    GRANDPARENTS: tl.constexpr, LEVELS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
     TILE: tl.constexpr, MINE: tl.constexpr, OTHERS: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(0).to(tl.int64)
@@ -184,7 +185,7 @@ def _grow_conditioned_kernel(
     pool_pairs += b * num_pool
     token_ids += b * depths * width
     log_probs += b * depths * width * width
-    below_older += b * depths * width * width
+    below_grandparent += b * depths * width * width
     norms += b * depths * width * width
     start = tl.load(starts + b)
     room = tl.minimum(tl.load(starts + b + 1), num_rows) - start - 1
@@ -203,10 +204,10 @@ def _grow_conditioned_kernel(
     while (depth < limit) & (size > 0):
         level = depth * BLOCK
         table = depth * width * width
-        older_level = tl.maximum(level - BLOCK, 0)  # the root counts as its own parent
+        level_above = tl.maximum(level - BLOCK, 0)  # the root counts as its own parent
         number = _list_children(
-            log_probs + table, below_older + table, norms + table, node_costs + level, node_ranks + level, node_parents + level,
-            node_ranks + older_level, pool_costs, pool_pairs, seen, size, ceiling, width, OLDER, WIDTH, TILE,
+            log_probs + table, below_grandparent + table, norms + table,
+            node_costs + level, node_ranks + level, node_parents + level, node_ranks + level_above, pool_costs, pool_pairs, seen, size, ceiling, width, GRANDPARENTS, WIDTH, TILE,
         )  # fmt: skip
         tl.debug_barrier()
         if (number > 0) & (seen + number >= budget):
@@ -246,18 +247,16 @@ def build_conditioned_pooled_triton(
 ) -> None:
     """Same arguments as `build_ddtree_pooled` with `log_probs` [B, D, M, M] or `PathScores`; fills `trees`."""
     num_sequences, depths, width = token_ids.shape
-    scratch, pool = trees.scratch, trees.pool
-    block, row = scratch.bests.shape[-1], triton.next_power_of_2(width)
+    block, row = trees.block, triton.next_power_of_2(width)
     warps, tile, mine, others = next(shape[1:] for shape in SHAPES if block * row <= shape[0])
-    older = isinstance(log_probs, PathScores)
-    tables = log_probs if older else (log_probs, log_probs, log_probs)
+    grandparents = isinstance(log_probs, PathScores)
+    tables = log_probs if grandparents else (log_probs, log_probs, log_probs)
     _grow_conditioned_kernel[(num_sequences,)](
         root_tokens, token_ids, *tables, budgets, num_depths,
         trees.starts, trees.counts, trees.token_ids, trees.parents, trees.depths, trees.scores,
-        scratch.node_costs, scratch.node_parents, scratch.node_ranks, scratch.node_lexes,
-        scratch.kid_costs, scratch.kid_keys, scratch.kid_pairs,
-        scratch.alive_costs, scratch.alive_nodes, scratch.places, scratch.new_indices, scratch.lex_paths, *pool,
-        trees.num_rows, max_budget, depths, width, scratch.kid_costs.shape[-1], pool.costs.shape[-1],
-        OLDER=older, LEVELS=trees.max_depths + 1, BLOCK=block, WIDTH=row, TILE=tile, MINE=mine, OTHERS=others, num_warps=warps,
+        *trees.scratch, *trees.pool,
+        trees.num_rows, max_budget, depths, width, trees.scratch.kid_costs.shape[-1], trees.pool.costs.shape[-1],
+        GRANDPARENTS=grandparents, LEVELS=trees.max_depths + 1, BLOCK=block, WIDTH=row,
+        TILE=tile, MINE=mine, OTHERS=others, num_warps=warps,
     )  # fmt: skip
     write_rows(slots, context_lengths, trees)
