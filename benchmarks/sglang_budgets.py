@@ -69,6 +69,7 @@ def run_served(args: argparse.Namespace, prompts: list[list[int]], concurrency: 
         "traced_rounds": len(paths),
         "traced_acceptance_length": sum(each["acceptance_length"] for each in paths) / len(paths) if paths else None,
         "paths_through_a_later_child": sum(not each["first_children"] for each in paths),
+        "rounds_of_answers": [each["meta_info"].get("spec_verify_ct") or 0 for each in answers],
         "answers": [each["output_ids"] for each in answers],
     }
 
@@ -96,20 +97,27 @@ def run_ours(args: argparse.Namespace, prompts: list[list[int]], budget: int, en
         "tokens_per_s": tokens / seconds,
         "rounds": rounds,
         "acceptance_length": sum(lengths) / rounds if rounds else None,
+        "rounds_of_answers": [each.stats.decode_rounds for each in found],
         "answers": [list(each.token_ids) for each in found],
     }
 
 
-def compare(runs: list[dict], against: Path | None) -> None:
-    """Add to each run how many answers equal those of the first run in `against`, and where the others part."""
-    if against is None or not against.exists():
-        return
-    expected = json.loads(against.read_text())["runs"][0]["answers"]
-    for run in runs:
-        pairs = list(zip(run["answers"], expected, strict=False))
+def compare(runs: list[dict], against: list[Path]) -> None:
+    """Add to each run how many answers equal those of the first run in the first of `against`, where the others part, and beside
+    each file the rounds of those answers that are the same: [this run's, that one's] of so many answers."""
+    files = [(path, json.loads(path.read_text())["runs"][0]) for path in against if path.exists()]
+    for run in runs if files else ():
+        pairs = list(zip(run["answers"], files[0][1]["answers"], strict=False))
         parts = [_first_difference(*pair) for pair in pairs]
         run["equal_answers"], run["compared_answers"] = sum(part is None for part in parts), len(parts)
         run["first_differences"] = [part for part in parts if part is not None]
+        run["rounds_beside"] = {path.stem: _rounds_of_equal(run, other) for path, other in files}
+
+
+def _rounds_of_equal(run: dict, other: dict) -> dict:
+    columns = (run["answers"], other["answers"], run["rounds_of_answers"], other["rounds_of_answers"])
+    rounds = [counts for found, expected, *counts in zip(*columns, strict=False) if found == expected]
+    return {"answers": len(rounds), "rounds": [sum(column) for column in zip(*rounds, strict=True)]}
 
 
 def _first_difference(found: list[int], expected: list[int]) -> int | None:
@@ -121,7 +129,7 @@ def _first_difference(found: list[int], expected: list[int]) -> int | None:
 def report(args: argparse.Namespace, runs: list[dict]) -> None:
     """A line about the newest run, and all of them into the file."""
     compare(runs, args.against)
-    shown = {name: value for name, value in runs[-1].items() if name not in ("answers", "first_differences")}
+    shown = {name: value for name, value in runs[-1].items() if name not in ("answers", "first_differences", "rounds_of_answers")}
     print(json.dumps(shown), flush=True)
     asked = {name: str(value) for name, value in vars(args).items() if name != "run"}
     args.out.write_text(json.dumps({"asked": asked, "runs": runs}))
@@ -169,7 +177,7 @@ def main() -> None:
         command.add_argument("--max-tokens", type=int, default=64)
         command.add_argument("--temperature", type=float, default=0.0)
         command.add_argument("--seed", type=int)
-        command.add_argument("--against", type=Path)
+        command.add_argument("--against", type=lambda names: [Path(name) for name in names.split(",")], default=[])
         command.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     args.run(args)

@@ -1,10 +1,11 @@
 #!/bin/bash
 # SGLang 0.5.17 on the card, plain and with DDTREE, beside our own engine: speed, tokens, acceptance, sampling, a hybrid, two ranks.
 #
-#   R=RESULTS BUNDLE=sg.txz GGUF=SmolLM2.gguf [PROMPTS=FOLDER] [WORK=FOLDER] [LIMIT=280] benchmarks/sglang_gpu.sh     in the tree's root
+#   R=RESULTS BUNDLE=sg.txz GGUF=SmolLM2.gguf [PROMPTS=FOLDER] [WORK=FOLDER] [LIMIT=280] [DTYPE=float32] benchmarks/sglang_gpu.sh   in the tree's root
 #
+# DTYPE: SmolLM2's, bfloat16 if left out; in float32 near ties are rare, so tokens and rounds can be compared. hybrid-tiny's is bfloat16.
 # BUNDLE: of benchmarks/sglang_bundle.sh. LIMIT: seconds altogether; the steps come by value, and one that fails stops no other.
-SITE=${SITE:-/tmp/sg}; WORK=${WORK:-/tmp/sglang}
+SITE=${SITE:-/tmp/sg}; DTYPE=${DTYPE:-bfloat16}; WORK=${WORK:-/tmp/sglang}
 R=${R:?where the results go}; LIMIT=${LIMIT:-280}; T0=$(date +%s); mkdir -p "$R" "$WORK"
 GPUS=$(nvidia-smi -L | wc -l)
 say() { echo "[$(( $(date +%s) - T0 ))s] $*" | tee -a "$R/steps.txt"; }
@@ -27,9 +28,11 @@ timeout 60 python3 -m compileall -q -j 8 $SITE/sglang/srt $SITE/sglang/kernels $
 COMPILE=$!
 timeout 60 python3 -W ignore -m tests.sglang.checkpoints $WORK/hf "$GGUF" >"$R/checkpoints.txt" 2>&1 &
 WRITE=$!
+products() { [ "$1" = float32 ] && echo ieee || echo tf32; }  # what Triton multiplies fp32 in; tf32 is its own default
 # Every kernel by itself, so that one run names all that are at fault; the servers find what Triton compiled for it in its cache.
 for part in dense hybrid; do
-  CUDA_VISIBLE_DEVICES=0 timeout 150 python3 -W ignore -X faulthandler -m benchmarks.sglang_kernels check $part >"$R/kernels_$part.txt" 2>&1 &
+  kind=$DTYPE; [ $part = hybrid ] && kind=bfloat16
+  CUDA_VISIBLE_DEVICES=0 TRITON_F32_DEFAULT=$(products $kind) timeout 150 python3 -W ignore -X faulthandler -m benchmarks.sglang_kernels check $part $kind >"$R/kernels_$part.txt" 2>&1 &
 done
 # hybrid-tiny's drafter reads the last layer, 7, which SGLang does not hand out: the same weights told to read layer 6.
 rm -rf $WORK/hybrid-dflash; cp -r ddtree/embedded/hybrid-tiny-dflash $WORK/hybrid-dflash
@@ -42,9 +45,10 @@ P
 S=$WORK/hf/whole; D=$PWD/ddtree/embedded/smollm2-dflash; H=$PWD/ddtree/embedded/hybrid-tiny; DD="--speculative-algorithm DDTREE --speculative-draft-model-path"
 HD="$DD $WORK/hybrid-dflash --speculative-num-draft-tokens 17"; FEW="--disable-radix-cache --max-mamba-cache-size 64"
 serve() {
-  local name=$1 port=$2 gpu=$3 level=$4 model=$5; shift 5
-  CUDA_VISIBLE_DEVICES=$gpu SGLANG_DDTREE_TRACE="$R/$name.rounds.jsonl" timeout -k 5 "$LIMIT" nice -n "$level" python3 -W ignore -m sglang.launch_server \
-    --model-path "$model" --port "$port" --nccl-port $((port + 1000)) --dtype bfloat16 --attention-backend triton --sampling-backend pytorch --grammar-backend none \
+  local name=$1 port=$2 gpu=$3 level=$4 model=$5 kind=$DTYPE; shift 5
+  [ "$model" = "$H" ] && kind=bfloat16
+  CUDA_VISIBLE_DEVICES=$gpu TRITON_F32_DEFAULT=$(products $kind) SGLANG_DDTREE_TRACE="$R/$name.rounds.jsonl" timeout -k 5 "$LIMIT" nice -n "$level" python3 -W ignore -m sglang.launch_server \
+    --model-path "$model" --port "$port" --nccl-port $((port + 1000)) --dtype $kind --attention-backend triton --sampling-backend pytorch --grammar-backend none \
     --mem-fraction-static 0.5 --max-total-tokens 40000 --max-running-requests 8 --context-length 2048 --cuda-graph-max-bs-decode 8 \
     --disable-prefill-cuda-graph --skip-server-warmup --sleep-on-idle --disable-flashinfer-autotune --watchdog-timeout 120 --mm-feature-transport cpu "$@" >"$R/$name.log" 2>&1 &
   eval "PID_$name=$!"
@@ -115,23 +119,23 @@ say "all that start are up: kernels_dense $(grep -ac FAILED "$R/kernels_dense.tx
 [ -z "$N" ] && [ -n "$UP_eager16" ] && { N="eager16 31003"; ask $N eager16 45 --model $S --against "$R/plain.json"; }
 HP=humaneval,gsm8k,mt-bench
 [ -n "$UP_hplain" ] && ask $HPLAIN $UP_hplain hplain 25 --model $H --prompts $HP --concurrency 1,8
-[ -n "$UP_hdd16" ] && ask $HDD16 $UP_hdd16 hdd16 30 --model $H --prompts $HP --concurrency 1,8 --against "$R/hplain.json"
+[ -n "$UP_hdd16" ] && ask $HDD16 $UP_hdd16 hdd16 45 --model $H --prompts $HP --concurrency 1,8 --against "$R/hplain.json"
 [ -n "$UP_dd64" ] && ask dd64 31004 dd64 35 --model $S --against "$R/plain.json"
 # Sampling with a seed: the tokens at budget 16 are those at budget 0, alone (1) and in a batch (8).
 [ -n "$N" ] && ask $N seeded0 20 --model $S --temperature 0.8 --seed 7 --budget 0 --concurrency 1 --limit 8 --max-tokens 48
 [ -n "$N" ] && ask $N seeded16 20 --model $S --temperature 0.8 --seed 7 --concurrency 1,8 --limit 8 --max-tokens 48 --against "$R/seeded0.json"
-[ "$N" = "dd16 31002" ] && [ -n "$UP_eager16" ] && ask eager16 31003 eager16 20 --model $S --against "$R/plain.json" --limit 8 --concurrency 1
+[ "$N" = "dd16 31002" ] && [ -n "$UP_eager16" ] && ask eager16 31003 eager16 35 --model $S --against "$R/plain.json" --limit 8 --concurrency 1
 for each in plain dd16 eager16 dd64 hplain hdd16 plaine hplaine hdd16e; do stop $each; done
 # 4. Our own engine on the same prompts, for acceptance; then two ranks, if there are two cards.
-[ "$(left)" -gt 12 ] && { timeout 40 python3 -W ignore -X faulthandler -m benchmarks.sglang_budgets ours --model $S --drafter $D --device cuda --prompts "$P" --max-tokens 64 \
-  --against "$R/plain.json" --out "$R/ours.json" >"$R/ours.txt" 2>&1 || say "ours: exit $?, $(tail -1 "$R/ours.txt" | cut -c1-300)"; say "ours: $(grep -a '^{' "$R/ours.txt" | tr '\n' ' ' | cut -c1-700)"; }
+[ "$(left)" -gt 12 ] && { timeout 40 python3 -W ignore -X faulthandler -m benchmarks.sglang_budgets ours --model $S --drafter $D --device cuda --dtype $DTYPE --prompts "$P" --max-tokens 64 \
+  --against "$R/plain.json,$R/dd16.json,$R/dd64.json" --out "$R/ours.json" >"$R/ours.txt" 2>&1 || say "ours: exit $?, $(tail -1 "$R/ours.txt" | cut -c1-300)"; say "ours: $(grep -a '^{' "$R/ours.txt" | tr '\n' ' ' | cut -c1-700)"; }
 if [ "$GPUS" -gt 1 ] && [ "$(left)" -gt 35 ]; then
   serve tp2 31007 0,1 0 $WORK/hf/padded $DD $D --speculative-num-draft-tokens 17 --tp-size 2 --disable-custom-all-reduce
   up tp2 31007 60 && ask tp2 31007 tp2 30 --model $WORK/hf/padded --against "$R/plain.json" --concurrency 1
   stop tp2
 fi
 [ "$(left)" -gt 15 ] && { timeout 60 python3 -W ignore -X faulthandler -m benchmarks.sglang_budgets ours --model $H --drafter $WORK/hybrid-dflash --device cuda --prompts $HP \
-  --budgets 16 --max-tokens 64 --against "$R/hplain.json" --out "$R/hours.json" >"$R/hours.txt" 2>&1 || say "hours: exit $?, $(tail -1 "$R/hours.txt" | cut -c1-300)"; say "hours: $(grep -a '^{' "$R/hours.txt" | cut -c1-500)"; }
+  --budgets 16 --max-tokens 64 --against "$R/hplain.json,$R/hdd16.json" --out "$R/hours.json" >"$R/hours.txt" 2>&1 || say "hours: exit $?, $(tail -1 "$R/hours.txt" | cut -c1-300)"; say "hours: $(grep -a '^{' "$R/hours.txt" | cut -c1-500)"; }
 nvidia-smi --query-gpu=memory.used --format=csv >"$R/memory.txt"
 # Traces can be large; what counts of them is in the JSON. Logs: their ends.
 for log in "$R"/*.log; do tail -c 60000 "$log" >"$log.end"; rm "$log"; done; rm -f "$R"/*.rounds.jsonl

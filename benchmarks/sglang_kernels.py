@@ -5,10 +5,10 @@
 With nvcc 13.0 and SGLang's bundle on the path (`benchmarks/sglang_bundle.sh`). A start with the same TVM_FFI_CACHE_DIR then loads
 them; one that is missing there is compiled, which takes about 20 s a kernel.
 
-    python -m benchmarks.sglang_kernels check dense|hybrid
+    python -m benchmarks.sglang_kernels check dense|hybrid [float32]
 
-On the card, beside the start of the servers: every kernel that their forwards call, in bf16 and their shapes, one after the other,
-whatever fails. A first start then finds those of Triton in its cache. `dense` is SmolLM2's part, `hybrid` what hybrid-tiny has more.
+On the card, beside the start of the servers: every kernel that their forwards call, in bf16 or fp32 and their shapes, one after the
+other, whatever fails. A first start then finds those of Triton in its cache. `dense` is SmolLM2's part, `hybrid` what hybrid-tiny has more.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ WIDTHS = (576, 256, 64)  # SmolLM2, hybrid-tiny, a head of either
 EPSILON = 1e-6
 HEADS, KV_HEADS, HEAD_DIM = 9, 3, 64  # SmolLM2
 KEY_HEADS, VALUE_HEADS, CONV_WIDTH = 2, 4, 512  # hybrid-tiny's recurrent layers, head dim 64: 2 q, 2 k, 4 v
+DTYPE = torch.bfloat16  # `check`'s
 NODES, LENGTHS = 17, (50, 70)  # nodes of a tree with its root; committed tokens of two requests
 
 
@@ -35,7 +36,7 @@ def norm(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 
 
 def rows(*shape: int, device: str) -> torch.Tensor:
-    return torch.randn(shape, device=device).bfloat16()
+    return torch.randn(shape, device=device).to(DTYPE)
 
 
 def norms(device: str) -> None:
@@ -90,11 +91,12 @@ def rotary(device: str) -> None:
 def cache_rows(device: str) -> None:
     from sglang.kernels.ops.kvcache.kvcache import can_use_store_cache, store_cache
 
-    for size in KV_ROW_BYTES:
+    for width in (KV_HEADS * HEAD_DIM, 2 * HEAD_DIM):
+        size = width * DTYPE.itemsize
         assert can_use_store_cache(size, size), f"rows of {size} bytes"
-        keys, values = (rows(NODES, size // 2, device=device) for _ in range(2))
+        keys, values = (rows(NODES, width, device=device) for _ in range(2))
         slots = torch.arange(NODES, device=device) + 5
-        pools = [torch.zeros(40, size // 2, device=device, dtype=torch.bfloat16) for _ in range(2)]
+        pools = [torch.zeros(40, width, device=device, dtype=DTYPE) for _ in range(2)]
         store_cache(keys, values, *pools, slots, size_limit=40)
         for pool, each in zip(pools, (keys, values), strict=True):
             compare(f"rows of {size} bytes", pool[slots], each.float())
@@ -292,11 +294,14 @@ def compile_all() -> None:
     from sglang.kernels.ops.attention.rope import _jit_fused_rope_module, _jit_rotary_embedding_module
     from sglang.kernels.ops.kvcache.kvcache import _jit_kvcache_module
 
-    half = torch.bfloat16
+    half, single = torch.bfloat16, torch.float32
     jobs = [(activation_module, (half,)), (_jit_rotary_embedding_module, ())]
     jobs += [(_jit_clamp_position_module, (dtype,)) for dtype in (torch.int64, torch.int32)]
     jobs += [(_jit_fused_rope_module, (True, width, half, half)) for width in ROTARY_WIDTHS]
     jobs += [(_jit_kvcache_module, (size, size)) for size in KV_ROW_BYTES]
+    # SmolLM2 in fp32.
+    jobs += [(activation_module, (single,)), (_jit_fused_rope_module, (True, HEAD_DIM, single, single))]
+    jobs += [(_jit_kvcache_module, (2 * size, 2 * size)) for size in KV_ROW_BYTES]
     for build, arguments in jobs:
         started = time.perf_counter()
         build(*arguments)
@@ -305,5 +310,6 @@ def compile_all() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["check"]:
+        DTYPE = getattr(torch, sys.argv[3]) if sys.argv[3:] else DTYPE
         sys.exit(not check(sys.argv[2]))
     compile_all()
