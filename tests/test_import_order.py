@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "audit": "client engine models caches sampling sources text tree",
     "doctor": "audit engine models sources text",
     "training": "models caches sources text tree engine sampling",
-    "sglang": "engine models sampling tree",
+    "sglang": "engine models kernels sampling tree",
     "engine": "models caches kernels tree sampling budget",
     "models": "caches kernels",
     "caches": "kernels",

@@ -53,7 +53,7 @@ class Drafter:
     @torch.inference_mode()
     def draft(self, sequences: SequenceOf[Sequence]) -> list[Candidates | ConditionedCandidates | None]:
         """One block for every sequence that drafts; its candidates are ranked with the request's own noise."""
-        depths = [self._depth_limit(sequence) for sequence in sequences]
+        depths = [self.depth_limit(sequence) for sequence in sequences]
         active = [sequence for sequence, depth in zip(sequences, depths, strict=True) if depth]
         if not active:
             return [None] * len(sequences)
@@ -96,7 +96,7 @@ class Drafter:
             pending, sequence.pending_features = torch.cat(sequence.pending_features), []
             self.absorb(sequence, pending)
 
-    def _depth_limit(self, sequence: Sequence) -> int:
+    def depth_limit(self, sequence: Sequence) -> int:
         """Depths worth drafting: within the block, the tree budget, and what may still be emitted."""
         if not sequence.drafts:
             return 0

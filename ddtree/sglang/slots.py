@@ -10,20 +10,32 @@ import torch
 
 from ddtree.models.dflash import DFlash
 
+PADDING_SLOT = 0  # of SGLang's pools: what nobody reads goes there
+
 
 class SlotPool:
-    """Keys and values [L, S, Hkv, D] of every token that the target has committed, by slot."""
+    """Keys and values [L, S, Hkv, D] of every token that the target has committed, by slot; behind them `num_staged` rows more,
+    for blocks in flight."""
 
-    def __init__(self, model: DFlash, num_slots: int) -> None:
+    def __init__(self, model: DFlash, num_slots: int, num_staged: int = 0) -> None:
         config = model.config
-        shape = (config.num_layers, num_slots, config.num_kv_heads, config.head_dim)
-        self.model = model
+        shape = (config.num_layers, num_slots + num_staged, config.num_kv_heads, config.head_dim)
+        self.model, self.first_staged = model, num_slots
         self.keys = torch.zeros(shape, dtype=model.dtype, device=model.device)
         self.values = torch.zeros(shape, dtype=model.dtype, device=model.device)
 
     @property
     def num_bytes(self) -> int:
         return self.keys.nbytes + self.values.nbytes
+
+    @property
+    def key_pages(self) -> torch.Tensor:
+        """The keys as pages of one token, [L, S, 1, Hkv, D], as `PooledDFlash` reads pools."""
+        return self.keys.unsqueeze(2)
+
+    @property
+    def value_pages(self) -> torch.Tensor:
+        return self.values.unsqueeze(2)
 
     @torch.no_grad()
     def absorb(self, features: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> None:

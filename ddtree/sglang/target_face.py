@@ -44,7 +44,7 @@ class TargetFace:
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """[..] int64 -> [.., C]."""
-        if self.reads_whole:
+        if self.reads_whole or self.group.world_size == 1:
             return F.embedding(token_ids, self.embed_tokens)
         return self.model.get_input_embeddings()(token_ids.flatten()).view(*token_ids.shape, -1)
 
@@ -57,6 +57,12 @@ class TargetFace:
         if self.group.world_size > 1:
             local = tensor_model_parallel_all_gather(local)
         return local[:, : self.config.vocab_size].view(*hidden.shape[:-1], -1)
+
+    def share(self, *tensors: torch.Tensor) -> None:
+        """Overwrite `tensors`, which lie on the device, with the first rank's."""
+        if self.group.world_size > 1:
+            for tensor in tensors:
+                torch.distributed.broadcast(tensor, src=self.group.ranks[0], group=self.group.device_group)
 
     def agree(self, numbers: np.ndarray) -> np.ndarray:
         """The first rank's `numbers` (int64, of the same shape everywhere), so that no last bit parts the ranks."""

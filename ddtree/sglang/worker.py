@@ -20,20 +20,22 @@ from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from sglang.srt.speculative.ngram_info import NgramVerifyInput
 from sglang.srt.speculative.spec_utils import commit_mamba_states_after_verify, prepare_mamba_track_for_verify
 
-from ddtree.engine.decode_round import grow
 from ddtree.engine.drafter import Drafter
 from ddtree.engine.loading import load_conditioning
 from ddtree.engine.target import choose_tokens
 from ddtree.models.dflash import load_drafter
 from ddtree.sglang import masked_attention
 from ddtree.sglang.features import capture
+from ddtree.sglang.host_round import HostRound
+from ddtree.sglang.nodes import Accepted, Nodes, Report
 from ddtree.sglang.refusals import request_fault
 from ddtree.sglang.sequences import Sequences
-from ddtree.sglang.slots import SlotContext, SlotPool
+from ddtree.sglang.slot_round import SlotRound
+from ddtree.sglang.slot_rounds import SlotRounds
+from ddtree.sglang.slots import PADDING_SLOT, SlotContext, SlotPool
 from ddtree.sglang.target_face import TargetFace
 from ddtree.sglang.trace import Trace
-from ddtree.sglang.trees import NO_NODE, PackedTrees, moves, pack
-from ddtree.tree.accept import Acceptance, accept
+from ddtree.sglang.trees import moves
 from ddtree.tree.draft_tree import DraftTree
 
 logger = logging.getLogger(__name__)
@@ -61,7 +63,10 @@ class DDTreeWorker(BaseSpecWorker):
         self.drafter = Drafter(model, self.target, conditioning)
         self.sequences = Sequences(self.num_nodes - 1, self.target.config.vocab_size, self.device)
         self.trace = Trace.from_environment(self.target.group.rank_in_group)
+        self.graphs = not getattr(server_args, "disable_cuda_graph", False) and self.target.group.world_size == 1
+        self.most_running: int = server_args.max_running_requests
         self.pool: SlotPool | None = None
+        self.rounds: SlotRounds | None = None
 
     @property
     def draft_worker(self):
@@ -72,11 +77,19 @@ class DDTreeWorker(BaseSpecWorker):
         """The drafter's rows, one for each slot of the target's pool and for SGLang's padding slot."""
         self.req_to_token_pool = req_to_token_pool
         self.token_to_kv_pool_allocator = token_to_kv_pool_allocator
-        self.pool = SlotPool(self.drafter.model, token_to_kv_pool_allocator.size + 1)
+        staged = SlotRounds.staged_rows(self.most_running, self.drafter.block_size)
+        self.pool = SlotPool(self.drafter.model, token_to_kv_pool_allocator.size + 1, staged)
+        self.rounds = SlotRounds(
+            self.drafter, self.pool, self.target, req_to_token_pool.req_to_token, self.num_nodes, self.most_running, graphs=self.graphs
+        )
         logger.info(
             "DDTREE: block size %d, up to %d nodes a tree, drafter's rows take %.2f GiB",
             self.drafter.block_size, self.num_nodes - 1, self.pool.num_bytes / 2**30,
         )
+
+    def init_cuda_graphs(self) -> None:
+        """After SGLang has captured its own."""
+        self.rounds.capture()
 
     @torch.no_grad()
     def forward_batch_generation(self, batch, on_publish=None, pp_proxy_tensors=None) -> GenerationBatchResult:
@@ -95,7 +108,8 @@ class DDTreeWorker(BaseSpecWorker):
             batch, is_verify=True, capture_hidden_mode=CaptureHiddenMode.FULL
         )
         if batch.forward_mode.is_idle():
-            return self._result(batch, result, torch.zeros(0, dtype=torch.int64, device=self.device), [], batch.seq_lens)
+            nothing = torch.zeros(0, dtype=torch.int64, device=self.device)
+            return self._result(batch, result, nothing, nothing.to(torch.int32), batch.seq_lens)
         self._absorb_prompts(batch, result.logits_output.hidden_states)
         lengths, chosen = batch.seq_lens.tolist(), []
         for req, length, logits in zip(batch.reqs, lengths, result.logits_output.next_token_logits, strict=True):
@@ -110,7 +124,7 @@ class DDTreeWorker(BaseSpecWorker):
         if batch.return_logprob:
             self._add_logprobs(batch, result.logits_output, tokens, torch.arange(len(chosen), device=self.device)[:, None])
             result.logits_output.next_token_logprobs = result.logits_output.next_token_logprobs.flatten()
-        return self._result(batch, result, tokens, [1] * len(chosen), batch.seq_lens)
+        return self._result(batch, result, tokens, torch.ones_like(tokens, dtype=torch.int32), batch.seq_lens)
 
     def _absorb_prompts(self, batch, features: torch.Tensor) -> None:
         """Features [T, F] of all chunks' rows, in the batch's order, into the drafter's pool."""
@@ -123,62 +137,55 @@ class DDTreeWorker(BaseSpecWorker):
 
     def _decode(self, batch) -> GenerationBatchResult:
         """A round. The batch's fields that SGLang reads back after it are the scheduler's to restore."""
-        sequences = [self.sequences(req) for req in batch.reqs]
-        lengths = batch.seq_lens.tolist()
-        table = self.req_to_token_pool.req_to_token
-        rows = batch.req_pool_indices
-        for sequence, row, length in zip(sequences, rows.tolist(), lengths, strict=True):
-            assert sequence.context_length == length, "all tokens but the last are committed"
-            sequence.drafter_state = SlotContext(self.pool, table[row, :length])
-        trees = self._build(sequences)
-        packed = pack(trees, lengths, self.num_nodes)
-        nodes = torch.arange(self.num_nodes, device=self.device)
-        slots = table[rows[:, None], batch.seq_lens[:, None] + nodes].to(torch.int64)  # [B, N]
-        result = self._verify(batch, packed, slots)
-        logits = result.logits_output.next_token_logits.view(len(trees), self.num_nodes, -1)
-        acceptances, target_tokens = self._accept(sequences, trees, logits)
-        self._commit(batch, acceptances, slots, lengths, result.logits_output.hidden_states)
-        self.trace.rounds(batch.reqs, trees, acceptances)
-        accept_lengths = [each.acceptance_length for each in acceptances]
-        emitted = np.zeros((len(trees), self.num_nodes), dtype=np.int64)
-        for row, each in zip(emitted, acceptances, strict=True):
-            row[: len(each.token_ids)] = each.token_ids
+        self.trace.begin()
+        with self.trace.stage("draft"):
+            each_round = self._draft([self.sequences(req) for req in batch.reqs], batch)
+        with self.trace.stage("build"):
+            nodes = each_round.finish()
+        with self.trace.stage("verify"):
+            among = torch.arange(self.num_nodes, device=self.device)
+            table = self.req_to_token_pool.req_to_token
+            slots = table[batch.req_pool_indices[:, None], batch.seq_lens[:, None] + among].to(torch.int64)  # [B, N]
+            result = self._verify(batch, nodes, slots)
+        with self.trace.stage("accept"):
+            accepted = each_round.accept_logits(result.logits_output.next_token_logits)
+            report = Report(accepted)
+        with self.trace.stage("commit"):
+            self._commit(batch, accepted, slots, result.logits_output.hidden_states)
+            paths = report.paths()
+            self._move(paths, slots.flatten())
+        if self.trace.path is not None:
+            self.trace.end(batch.reqs, each_round.parents, paths)
         if batch.return_logprob:
-            predicted = torch.from_numpy(target_tokens).flatten().to(self.device)
-            self._add_logprobs(batch, result.logits_output, predicted, self._accept_index(acceptances))
+            self._add_logprobs(batch, result.logits_output, accepted.target_tokens, accepted.index)
         batch.forward_mode = ForwardMode.DECODE
-        tokens = torch.from_numpy(emitted).flatten().to(self.device)
-        new_lengths = batch.seq_lens + torch.tensor(accept_lengths, device=self.device)
-        return self._result(batch, result, tokens, accept_lengths, new_lengths)
+        return self._result(batch, result, accepted.token_ids.flatten(), accepted.lengths, batch.seq_lens + accepted.lengths)
 
-    def _build(self, sequences) -> list[DraftTree]:
-        """Every sequence's tree, the first rank's."""
-        trees = [grow(*each) for each in zip(sequences, self.drafter.draft(sequences), strict=True)]
-        if self.target.group.world_size == 1:
-            return trees
-        shared = np.full((len(trees), 3, self.num_nodes), NO_NODE - 1, dtype=np.int64)
-        for row, tree in zip(shared, trees, strict=True):
-            row[:, : tree.num_nodes] = tree.token_ids, tree.parents, tree.depths
-        shared = self.target.agree(shared)
-        return [_unpacked(row[:, row[2] >= 0]) for row in shared]
+    def _draft(self, sequences, batch) -> SlotRound | HostRound:
+        """The round of these sequences, their drafts queued; on the device unless something is asked of the host."""
+        rows = batch.req_pool_indices
+        lengths = [sequence.context_length for sequence in sequences]
+        known = batch.seq_lens_cpu if batch.seq_lens_cpu is not None else batch.seq_lens
+        assert lengths == known.tolist(), "all tokens but the last are committed"
+        if self.rounds.takes(sequences):
+            return self.rounds.begin(sequences, rows)
+        for sequence, row, length in zip(sequences, rows.tolist(), lengths, strict=True):
+            sequence.drafter_state = SlotContext(self.pool, self.req_to_token_pool.req_to_token[row, :length])
+        return HostRound(self.drafter, self.target, sequences, self.num_nodes)
 
-    def _verify(self, batch, packed: PackedTrees, slots: torch.Tensor) -> GenerationBatchResult:
+    def _verify(self, batch, nodes: Nodes, slots: torch.Tensor) -> GenerationBatchResult:
         """SGLang's tree verify: one forward over all nodes, whose keys and values go to `slots` [B, N]."""
-        # int32, as SGLang's graphs hold links: its recurrent layers' kernel is then compiled once, not once more for eager rounds.
-        links = {
-            name: torch.from_numpy(getattr(packed, name)).to(self.device, torch.int32) for name in ("next_token", "next_sibling")
-        }
         batch.forward_mode = ForwardMode.TARGET_VERIFY
-        batch.input_ids = torch.from_numpy(packed.token_ids).flatten().to(self.device)
+        batch.input_ids = nodes.token_ids.flatten()
         batch.out_cache_loc = slots.flatten()
         prepare_mamba_track_for_verify(batch)
         verify = NgramVerifyInput(
             draft_token=batch.input_ids,
-            custom_mask=torch.from_numpy(packed.mask).to(self.device),
-            positions=torch.from_numpy(packed.positions).flatten().to(self.device),
+            custom_mask=nodes.mask,
+            positions=nodes.positions.flatten(),
             retrieve_index=torch.arange(slots.numel(), device=self.device).view(slots.shape),
-            retrieve_next_token=links["next_token"],
-            retrieve_next_sibling=links["next_sibling"],
+            retrieve_next_token=nodes.next_token,
+            retrieve_next_sibling=nodes.next_sibling,
             draft_token_num=self.num_nodes,
         )
         verify.capture_hidden_mode = CaptureHiddenMode.FULL
@@ -187,44 +194,25 @@ class DDTreeWorker(BaseSpecWorker):
             batch, is_verify=True, capture_hidden_mode=CaptureHiddenMode.FULL
         )
 
-    def _accept(self, sequences, trees, logits: torch.Tensor) -> tuple[list[Acceptance], np.ndarray]:
-        """Our own choice after each node, greedy or by the request's keyed noise, and our own walk; `logits` [B, N, V]."""
-        chosen = np.zeros(logits.shape[:2], dtype=np.int64)
-        for row, sequence, tree, each in zip(chosen, sequences, trees, logits, strict=True):
-            row[: tree.num_nodes] = choose_tokens(
-                sequence, tree, each[: tree.num_nodes], sequence.context_length + 1
-            )
-        chosen = self.target.agree(chosen)
-        return [accept(tree, row[: tree.num_nodes]) for tree, row in zip(trees, chosen, strict=True)], chosen
-
-    def _commit(self, batch, acceptances, slots: torch.Tensor, lengths: list[int], features: torch.Tensor) -> None:
-        """The paths' rows become permanent: SGLang's recurrent states and KV rows, and the drafter's, of their features."""
-        index = self._accept_index(acceptances)
-        counts = torch.tensor([each.acceptance_length for each in acceptances], dtype=torch.int32, device=self.device)
-        commit_mamba_states_after_verify(self._target_worker, batch, counts, index, self.num_nodes)
-        sources = index[index >= 0]  # rows of the batch, path after path
-        targets = slots[torch.arange(self.num_nodes, device=self.device) < counts[:, None]]
-        self._move([each.path for each in acceptances], slots.flatten())
-        positions = torch.cat(
-            [torch.arange(length, length + len(each.path)) for length, each in zip(lengths, acceptances, strict=True)]
-        )
-        self.pool.absorb(features[sources], positions.to(self.device), targets)
+    def _commit(self, batch, accepted: Accepted, slots: torch.Tensor, features: torch.Tensor) -> None:
+        """SGLang's recurrent states after the paths, and the drafter's rows of their features. Waits for nothing."""
+        commit_mamba_states_after_verify(self._target_worker, batch, accepted.lengths, accepted.index, self.num_nodes)
+        index = accepted.index[:, : self.drafter.block_size]
+        positions = batch.seq_lens[:, None] + torch.arange(index.shape[1], device=self.device)
+        targets = torch.where(index >= 0, slots[:, : index.shape[1]], PADDING_SLOT)
+        self.pool.absorb(features[index.clamp(min=0).flatten()], positions.flatten(), targets.flatten())
 
     def _move(self, paths: list[np.ndarray], slots: torch.Tensor) -> None:
         """SGLang's keys and values of the paths' rows to the front; `slots` [B * N]."""
         cache = self.token_to_kv_pool_allocator.get_kvcache()
-        for rows in moves(paths, self.num_nodes):
-            targets, sources = (slots[torch.from_numpy(each).to(self.device)] for each in rows)
+        steps = moves(paths, self.num_nodes)
+        if not steps:
+            return
+        rows = slots[torch.from_numpy(np.concatenate(steps, axis=1)).to(self.device)]
+        for targets, sources in zip(*(each.split([len(step[0]) for step in steps]) for each in rows), strict=True):
             cache.move_kv_cache(targets, sources)
 
     # What SGLang wants back
-
-    def _accept_index(self, acceptances) -> torch.Tensor:
-        """[B, N] int64: each path's nodes as rows of the batch, then -1."""
-        index = np.full((len(acceptances), self.num_nodes), NO_NODE, dtype=np.int64)
-        for number, each in enumerate(acceptances):
-            index[number, : len(each.path)] = each.path + number * self.num_nodes
-        return torch.from_numpy(index).to(self.device)
 
     def _add_logprobs(self, batch, logits_output, predicted: torch.Tensor, index: torch.Tensor) -> None:
         """SGLang's own arithmetic: of the target's logits at temperature, before filters and penalties."""
@@ -234,8 +222,7 @@ class DDTreeWorker(BaseSpecWorker):
         else:  # its name before 0.5.17, with the rows' width less one
             logprob_processor.compute_spec_v2_logprobs(batch, logits_output, predicted, index, index.shape[1] - 1)
 
-    def _result(self, batch, result, tokens, accept_lengths: list[int], new_lengths) -> GenerationBatchResult:
-        counts = torch.tensor(accept_lengths, dtype=torch.int32, device=self.device)
+    def _result(self, batch, result, tokens, accept_lengths: torch.Tensor, new_lengths) -> GenerationBatchResult:
         kept = tokens
         if len(tokens) == len(accept_lengths):  # of a prefill: one token a request
             kept = torch.zeros(len(tokens), self.num_nodes, dtype=torch.int64, device=self.device)
@@ -245,18 +232,11 @@ class DDTreeWorker(BaseSpecWorker):
             logits_output=result.logits_output,
             next_token_ids=tokens,
             can_run_cuda_graph=result.can_run_cuda_graph,
-            accept_lens=counts,
+            accept_lens=accept_lengths,
             new_seq_lens=new_lengths,
             # Carried with the batch while requests join and leave; we read nothing from it.
             next_draft_input=NgramVerifyInput(
-                draft_token_num=self.num_nodes, new_seq_lens=new_lengths, accept_tokens=kept, accept_lens=counts
+                draft_token_num=self.num_nodes, new_seq_lens=new_lengths, accept_tokens=kept, accept_lens=accept_lengths
             ),
             speculative_num_draft_tokens=self.num_nodes,
         )
-
-
-def _unpacked(columns: np.ndarray) -> DraftTree:
-    """A tree from its token ids, parents and depths [3, N]; scores are not needed any more."""
-    token_ids, parents, depths = columns
-    zeros = np.zeros(len(token_ids), dtype=np.float32)
-    return DraftTree(token_ids, parents.astype(np.int32), depths.astype(np.int32), zeros)
