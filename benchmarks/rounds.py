@@ -59,6 +59,8 @@ class Bench:
     """A pair over pools with one sequence of a given context."""
 
     def __init__(self, args) -> None:
+        from ddtree.engine.device_rounds import BUDGETS
+        from ddtree.engine.graphs import bucket_of
         from ddtree.engine.pooled_state import PooledState
 
         self.args = args
@@ -70,7 +72,7 @@ class Bench:
         self.sync()
         self.made_s = time.perf_counter() - started
         tokens = max(*args.contexts, args.prefill) + 2048
-        rows = max(args.budgets) + 1
+        rows = 1 + bucket_of(max(args.budgets), BUDGETS)  # of the shape that the engine captures for it
         self.state = PooledState(self.target, self.drafter, 1, tokens, tokens, rows, batch_invariant=args.batch_invariant)
         for pool in (self.state.target.pool.attention, self.state.drafter.pool):
             pool.key_pages.normal_()

@@ -36,9 +36,13 @@ def pooled_engine(
 
     `num_tokens` defaults to what `max_running` sequences of `max_context` hold; with fewer they are preempted where pages run
     out. Prefixes are remembered in up to `config.prefix_bytes` of the same pages. A round verifies up to `max_rows` rows of all
-    sequences, or the largest tree if that has more. ValueError for a target that has no pooled form, or where one sequence of
-    `max_context` does not fit.
+    sequences, or the largest tree if that has more. ValueError for a target that has no pooled form, for trees larger than any
+    that is captured, or where one sequence of `max_context` does not fit.
     """
+    if drafter_model is not None and config.max_tree_budget > BUDGETS[-1]:
+        raise ValueError(
+            f"max_tree_budget must be <= {BUDGETS[-1]} over pools, the most that a round is captured for, got {config.max_tree_budget}: lower it"
+        )
     most_nodes = 1 + (config.max_tree_budget if drafter_model is not None else 0)
     max_rows = max(most_nodes, max_rows)
     tokens = config.max_running * config.max_context if num_tokens is None else num_tokens

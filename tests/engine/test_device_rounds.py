@@ -230,3 +230,10 @@ def test_auto_takes_a_shape_to_cost_what_it_costs(engines):
     assert auto.costs_of(2, sampled=False)[-1] > 900 * before
     auto.timed(RoundShape(2, 15), 1.0)  # a budget that it does not choose among
     assert (auto.costs_of(2, sampled=False)[:-1] == costs[:-1]).all()
+
+
+def test_trees_larger_than_any_captured_are_refused_at_the_start(engines):
+    plain, _ = engines
+    config = EngineConfig(max_context=512, max_tree_budget=1040)
+    with pytest.raises(ValueError, match="max_tree_budget must be <= 1024 over pools.*got 1040: lower it"):
+        pooled_engine(plain.target.model, plain.drafter.model, config)
