@@ -13,8 +13,10 @@ other, whatever fails. A first start then finds those of Triton in its cache. `d
 
 from __future__ import annotations
 
+import os
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 import torch.nn.functional as F
@@ -62,6 +64,21 @@ def compare(name: str, found: torch.Tensor, expected: torch.Tensor) -> None:
 
 def finite(*found: torch.Tensor) -> None:
     assert all(bool(each.isfinite().all()) for each in found), "not all finite"
+
+
+def modules(device: str) -> None:
+    """SGLang's own for SmolLM2, compiled all at once where the bundle lacks them: it has bf16's."""
+    from sglang.kernels.jit.utils.arch import get_jit_cuda_arch
+    from sglang.kernels.ops.activation.activation import activation_module
+    from sglang.kernels.ops.attention.rope import _jit_fused_rope_module
+    from sglang.kernels.ops.kvcache.kvcache import _jit_kvcache_module
+
+    os.environ["TVM_FFI_CUDA_ARCH_LIST"] = get_jit_cuda_arch().target_name  # each compilation sets and unsets it otherwise
+    sizes = [width * DTYPE.itemsize for width in (KV_HEADS * HEAD_DIM, 2 * HEAD_DIM)]
+    jobs = [(activation_module, DTYPE), (_jit_fused_rope_module, True, HEAD_DIM, DTYPE, DTYPE)]
+    jobs += [(_jit_kvcache_module, size, size) for size in sizes]
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        list(pool.map(lambda job: job[0](*job[1:]), jobs))
 
 
 def activation(device: str) -> None:
@@ -262,7 +279,7 @@ def gates(device: str) -> None:
 
 
 PARTS = {
-    "dense": (norms, activation, rotary, cache_rows, positions, attention, decoding),
+    "dense": (norms, modules, activation, rotary, cache_rows, positions, attention, decoding),
     "hybrid": (recurrent_rounds, recurrent_prefill, gates),
 }
 
