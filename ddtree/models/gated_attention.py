@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from ddtree.caches.rows import Span
-from ddtree.kernels.tree_attention import tree_attention
 from ddtree.models.config import ModelConfig
 from ddtree.models.layers import (
     NamedTensors,
+    attend,
     linear,
     linear_tensors,
     reorder_rows,
@@ -79,13 +79,5 @@ class GatedAttention(nn.Module):
         num_turned = self.num_heads + self.num_kv_heads
         turned, values, gate = heads.split((num_turned, self.num_kv_heads, self.num_heads), dim=1)
         turned = rotate(zero_centred_norm(turned, self.qk_scale, self.eps), rotary)
-        attended = []
-        for span in spans:
-            rows = slice(span.start, span.stop)
-            keys_seen, values_seen = span.cache.layers[layer].stage(
-                turned[rows, self.num_heads :], values[rows]
-            )
-            query = turned[rows, : self.num_heads]
-            attended.append(tree_attention(query, keys_seen, values_seen, span.ancestor_mask, self.scale))
-        packed = attended[0] if len(attended) == 1 else torch.cat(attended)
+        packed = attend(turned[:, : self.num_heads], turned[:, self.num_heads :], values, spans, layer, self.scale)
         return self.o_proj((packed * gate.sigmoid()).reshape(hidden.shape[0], -1))

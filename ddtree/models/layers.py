@@ -150,6 +150,19 @@ def rotate(heads: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor]) -> to
     return torch.addcmul(heads * cos, torch.cat((second, first), dim=-1), sin)
 
 
+def attend(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, spans: Sequence[Span], layer: int, scale: float
+) -> torch.Tensor:
+    """`query` [R, H, D], `keys`, `values` [R, Hkv, D] -> [R, H, D]: each span's rows attend to what its cache of this layer has
+    committed and, staged here, to their ancestors."""
+    attended = []
+    for span in spans:
+        rows = slice(span.start, span.stop)
+        seen = span.cache.layers[layer].stage(keys[rows], values[rows])
+        attended.append(tree_attention(query[rows], *seen, span.ancestor_mask, scale))
+    return attended[0] if len(attended) == 1 else torch.cat(attended)
+
+
 class Attention(nn.Module):
     """Grouped-query attention over packed rows; with `qk_norm_eps` each query and key head is normalised first."""
 
@@ -207,15 +220,7 @@ class Attention(nn.Module):
         if self.qk_norm_eps is not None:
             turned = rms_norm(turned, self.qk_norm, self.qk_norm_eps)
         turned = rotate(turned, rotary)
-        attended = []
-        for span in spans:
-            rows = slice(span.start, span.stop)
-            keys_seen, values_seen = span.cache.layers[layer].stage(
-                turned[rows, self.num_heads :], values[rows]
-            )
-            query = turned[rows, : self.num_heads]
-            attended.append(tree_attention(query, keys_seen, values_seen, span.ancestor_mask, self.scale))
-        packed = attended[0] if len(attended) == 1 else torch.cat(attended)
+        packed = attend(turned[:, : self.num_heads], turned[:, self.num_heads :], values, spans, layer, self.scale)
         return self.o_proj(packed.reshape(hidden.shape[0], -1))
 
 
