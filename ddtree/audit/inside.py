@@ -14,6 +14,7 @@ from ddtree.audit.drafting import DrafterAudit
 from ddtree.audit.findings import FAULTY
 from ddtree.audit.guided import guided
 from ddtree.audit.localise import Inspector
+from ddtree.audit.plan import INSPECTED_BUDGET
 from ddtree.audit.pooled import pool_fault
 from ddtree.audit.prompts import RAW, Prompt
 from ddtree.engine.pooled import without_pools
@@ -22,7 +23,6 @@ from ddtree.engine.request import Request
 INSPECTED_PROMPTS = 2
 INSPECTED_ROUNDS = 3
 FEWER_ROUNDS = 1  # of the looks after the first two
-INSPECTED_BUDGET = 48  # larger trees show nothing that this one does not, and take longer
 LONG_CONTEXT = 280  # tokens before the rounds that are looked at last
 LONG_ANSWER = 16
 

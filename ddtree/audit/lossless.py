@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ddtree.audit.borrowed import drafting_with, generate_together
 from ddtree.audit.drafters import ignorant, knowing
@@ -25,41 +25,19 @@ from ddtree.audit.findings import (
     Result,
     first_difference,
 )
-from ddtree.audit.inside import INSPECTED_BUDGET, Inside
+from ddtree.audit.inside import Inside
 from ddtree.audit.noise import Noise, measure_noise, rescored
+from ddtree.audit.plan import GROUP, INSPECTED_BUDGET, Plan
 from ddtree.audit.prompts import Prompt, prompt_fault
 from ddtree.audit.stopping import StopWatcher, count_fault, stop_string_fault
-from ddtree.engine.request import AUTO, Request, TreeBudget
+from ddtree.engine.request import AUTO, Request
 from ddtree.sampling.params import SamplingParams
 
-DEFAULT_BUDGETS = (0, 16, 32, 64, 128, 256, 512, 1024)
 TRANSFORMERS = "transformers"
 MOST_LOCALISED = 3  # mismatches that are localised; the others are listed
 LOCALISE_ROUNDS = 200
 ALWAYS_WHOLE = 2  # prompts that every budget is tried on, whichever their form
-GROUP = 4  # requests decoded side by side
 MOST_PER_GROUP = 8  # prompts for each group: packing is one fault or none, not one per prompt
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What to run. Lengths in tokens."""
-
-    budgets: tuple[TreeBudget, ...] = DEFAULT_BUDGETS
-    max_tokens: int = 64
-    temperatures: tuple[float, ...] = (0.0,)
-    seed: int = 0
-    inspect: bool = True
-    rounds: int = 3  # looked into at most, in each kind of situation
-
-    @property
-    def drafting(self) -> tuple[TreeBudget, ...]:
-        return tuple(budget for budget in self.budgets if budget)
-
-    @property
-    def pinned(self) -> tuple[int, ...]:
-        """Budgets for scripted drafters and for looking into rounds, where "auto" would measure the script."""
-        return tuple(budget for budget in self.drafting if budget != AUTO) or (INSPECTED_BUDGET,) * bool(self.drafting)
 
 
 class Audit:

@@ -21,7 +21,7 @@ from ddtree.audit.findings import (
     Result,
     first_difference,
 )
-from ddtree.audit.lossless import GROUP, Plan
+from ddtree.audit.plan import GROUP, Plan
 from ddtree.audit.prompts import CHAT, RAW, Prompt, prompt_fault, switches_of
 from ddtree.audit.served_checks import count_fault, prompt_faults, stop_piece, stream_fault
 from ddtree.client import Answer, HttpNoise, Refused, ServerClient, answer_of, answer_of_stream

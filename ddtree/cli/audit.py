@@ -86,7 +86,7 @@ def audit(args: argparse.Namespace) -> int:
 
 
 def _plan(args: argparse.Namespace):
-    from ddtree.audit.lossless import DEFAULT_BUDGETS, Plan
+    from ddtree.audit.plan import DEFAULT_BUDGETS, Plan
 
     return Plan(
         budgets=args.budgets or DEFAULT_BUDGETS,

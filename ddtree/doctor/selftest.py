@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import torch
 
-from ddtree.audit.lossless import Audit, Plan
+from ddtree.audit.lossless import Audit
+from ddtree.audit.plan import Plan
 from ddtree.audit.prompts import RAW, Prompt, encode_all
 from ddtree.doctor.checks import FAILED, OK, WARNING, Check
 from ddtree.doctor.hybrid import VOCAB, random_hybrid

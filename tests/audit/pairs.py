@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ddtree.audit.lossless import Audit, Plan
+from ddtree.audit.lossless import Audit
+from ddtree.audit.plan import Plan
 from ddtree.audit.prompts import Prompt
 from ddtree.engine.drafter import Drafter
 from ddtree.text import Tokenizer

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from ddtree.audit.lossless import Plan
+from ddtree.audit.plan import Plan
 from ddtree.caches.kv import KVCache
 from ddtree.caches.recurrent import RecurrentCache
 from ddtree.engine import decode_round

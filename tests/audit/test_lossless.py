@@ -10,8 +10,9 @@ import torch
 
 from ddtree.audit.fidelity import acceptance_faults, by_depth, check_fidelity
 from ddtree.audit.findings import Fault, Result, first_difference
-from ddtree.audit.lossless import Audit, Plan
+from ddtree.audit.lossless import Audit
 from ddtree.audit.noise import measure_noise, rescored
+from ddtree.audit.plan import Plan
 from ddtree.audit.prompts import BUILT_IN, Prompt, encode_all, prompt_fault, read_prompts
 from ddtree.audit.reference import Reference
 from ddtree.audit.render import render

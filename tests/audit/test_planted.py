@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from ddtree.audit.lossless import Plan
+from ddtree.audit.plan import Plan
 from ddtree.audit.stopping import stop_string_fault
 from ddtree.caches.kv import KVCache
 from ddtree.caches.model_cache import ModelCache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ddtree.audit.lossless import Plan
+from ddtree.audit.plan import Plan
 from ddtree.audit.pooled import pool_fault
 from ddtree.caches import pools
 from ddtree.engine.device_round import DeviceRound

@@ -8,7 +8,7 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from ddtree.audit.lossless import Plan
+from ddtree.audit.plan import Plan
 from ddtree.audit.served import ServedAudit
 from ddtree.client import HttpNoise, ServerClient
 from ddtree.engine.request import Emission

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ddtree.audit.lossless import Plan
+from ddtree.audit.plan import Plan
 from ddtree.caches import recurrent
 from ddtree.engine import decode_round
 from ddtree.engine.drafter import Drafter
