@@ -3,9 +3,12 @@
     python -m benchmarks.sglang_budgets ask http://127.0.0.1:30000 --model FOLDER --concurrency 1,8 --out plain.json
     python -m benchmarks.sglang_budgets ask http://127.0.0.1:30001 --model FOLDER --trace rounds.jsonl --against plain.json --out 16.json
     python -m benchmarks.sglang_budgets ours --model FOLDER --drafter FOLDER --budgets 16,64 --against plain.json --out ours.json
+    python -m benchmarks.sglang_budgets hf --model FOLDER --answers plain.json,16.json --device cuda --out hf.json
 
 A server's tree budget is that of its start; `--budget` asks for a smaller one, in the server's padded trees. `--trace` is the file
-of its SGLANG_DDTREE_TRACE, from which paths through a child that is not its parent's first are counted. Prompts are chats.
+of its SGLANG_DDTREE_TRACE, from which paths through a child that is not its parent's first are counted, and stage times averaged.
+`render` writes the prompts' token ids, from which `--rendered` asks without importing anything.
+`hf` has transformers read each answer of these files in one fp32 forward: greedy answers are its own best token everywhere. Prompts are chats.
 Each run is written as soon as it is done, so that a run cut short leaves what it has.
 """
 
@@ -18,24 +21,25 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from ddtree.bench.workloads import load_prompts
-
 WARM_TOKENS = 24
 
 
-def rendered(model: Path, prompts: str, limit: int) -> list[list[int]]:
-    """The token ids of each prompt's first turn as a chat."""
+def rendered(args: argparse.Namespace) -> list[list[int]]:
+    """The token ids of each prompt's first turn as a chat: those of `--rendered`, or of `--prompts` by the model's template."""
+    if args.rendered is not None:
+        return json.loads(args.rendered.read_text())[: args.limit]
+    from ddtree.bench.workloads import load_prompts
     from ddtree.text import Tokenizer, render_chat
 
-    tokenizer = Tokenizer.load(model)
-    turns = [prompt.turns[0] for prompt in load_prompts(prompts, limit)]
+    tokenizer = Tokenizer.load(args.model)
+    turns = [prompt.turns[0] for prompt in load_prompts(args.prompts, args.limit)]
     chats = [render_chat(tokenizer, [{"role": "user", "content": turn}]) for turn in turns]
     return [tokenizer.encode(chat, add_special_tokens=False) for chat in chats]
 
 
 def answer(args: argparse.Namespace, prompt: list[int], max_tokens: int) -> dict:
     """SGLang's answer to one prompt."""
-    params = {"temperature": args.temperature, "max_new_tokens": max_tokens}
+    params = {"temperature": args.temperature, "top_p": args.top_p, "max_new_tokens": max_tokens}
     if args.seed is not None:
         params["sampling_seed"] = args.seed
     if args.budget is not None:
@@ -45,8 +49,24 @@ def answer(args: argparse.Namespace, prompt: list[int], max_tokens: int) -> dict
     return json.load(urllib.request.urlopen(request, timeout=120))
 
 
+def files_named(names: str) -> list[Path]:
+    return [Path(name) for name in names.split(",")]
+
+
 def trace_lines(path: Path | None) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path and path.exists() else []
+
+
+def mean_times(lines: list[dict]) -> dict:
+    """Mean milliseconds of a round, of what SGLang does between two (the shortest nine tenths: idle servers wait), and of the stages."""
+    rounds = list({line["round"]: line for line in lines if "round" in line}.values())
+    if not rounds:
+        return {}
+    between = sorted(each["between_ms"] for each in rounds)[: max(len(rounds) * 9 // 10, 1)]
+    means = {"round_ms": [each["round_ms"] for each in rounds], "between_ms": between}
+    stages = {name: [each["stage_ms"][name] for each in rounds] for name in rounds[0]["stage_ms"]}
+    shown = {name: round(sum(values) / len(values), 3) for name, values in means.items()}
+    return shown | {"stage_ms": {name: round(sum(values) / len(values), 3) for name, values in stages.items()}}
 
 
 def run_served(args: argparse.Namespace, prompts: list[list[int]], concurrency: int) -> dict:
@@ -69,6 +89,7 @@ def run_served(args: argparse.Namespace, prompts: list[list[int]], concurrency: 
         "traced_rounds": len(paths),
         "traced_acceptance_length": sum(each["acceptance_length"] for each in paths) / len(paths) if paths else None,
         "paths_through_a_later_child": sum(not each["first_children"] for each in paths),
+        **mean_times(paths),
         "rounds_of_answers": [each["meta_info"].get("spec_verify_ct") or 0 for each in answers],
         "answers": [each["output_ids"] for each in answers],
     }
@@ -136,17 +157,21 @@ def report(args: argparse.Namespace, runs: list[dict]) -> None:
 
 
 def ask(args: argparse.Namespace) -> None:
-    prompts, runs = rendered(args.model, args.prompts, args.limit), []
+    prompts, runs = rendered(args), []
     for concurrency in args.concurrency.split(","):
         runs.append(run_served(args, prompts, int(concurrency)))
         report(args, runs)
+
+
+def render(args: argparse.Namespace) -> None:
+    args.out.write_text(json.dumps(rendered(args)))
 
 
 def ours(args: argparse.Namespace) -> None:
     from ddtree import load_engine
     from ddtree.text import Tokenizer
 
-    prompts, runs = rendered(args.model, args.prompts, args.limit), []
+    prompts, runs = rendered(args), []
     budgets = [int(budget) for budget in args.budgets.split(",")]
     engine = load_engine(
         args.model, args.drafter, device=args.device, dtype=args.dtype, max_context=2048, max_tree_budget=max(budgets)
@@ -157,27 +182,53 @@ def ours(args: argparse.Namespace) -> None:
         report(args, runs)
 
 
+def hf(args: argparse.Namespace) -> None:
+    """Each answer against transformers' best tokens along it, and the margin where one is not its best."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    prompts = rendered(args)
+    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).to(args.device).eval()
+    runs = []
+    for path in (path for path in args.answers if path.exists()):
+        answers, faults = json.loads(path.read_text())["runs"][0]["answers"], []
+        for number, (prompt, found) in enumerate(zip(prompts, answers, strict=False)):
+            with torch.inference_mode():
+                logits = model(torch.tensor([prompt + found[:-1]], device=args.device)).logits[0, len(prompt) - 1 :]
+            best = logits.argmax(-1).tolist()
+            if best != found:
+                at = _first_difference(found, best)
+                faults.append({"answer": number, "at": at, "margin": float(logits[at, best[at]] - logits[at, found[at]])})
+        runs.append({"answers_of": path.stem, "equal_answers": len(answers) - len(faults), "compared_answers": len(answers), "differences": faults})
+        print(json.dumps(runs[-1]), flush=True)
+        args.out.write_text(json.dumps({"runs": runs}))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(required=True)
-    asking, own = commands.add_parser("ask"), commands.add_parser("ours")
+    asking, own, reading, rendering = (commands.add_parser(name) for name in ("ask", "ours", "hf", "render"))
     asking.add_argument("url")
     asking.add_argument("--concurrency", default="1,8")
     asking.add_argument("--budget", type=int)
+    asking.add_argument("--top-p", type=float, default=1.0)
     asking.add_argument("--trace", type=Path)
     own.add_argument("--drafter", type=Path, required=True)
     own.add_argument("--budgets", default="16,64")
     own.add_argument("--device", default="auto")
     own.add_argument("--dtype", default="bfloat16")
-    for command, run in ((asking, ask), (own, ours)):
+    reading.add_argument("--answers", type=files_named, required=True)
+    reading.add_argument("--device", default="cpu")
+    for command, run in ((asking, ask), (own, ours), (reading, hf), (rendering, render)):
         command.set_defaults(run=run)
         command.add_argument("--model", type=Path, required=True)
         command.add_argument("--prompts", default="humaneval,gsm8k,mt-bench")
+        command.add_argument("--rendered", type=Path)
         command.add_argument("--limit", type=int, default=20)
         command.add_argument("--max-tokens", type=int, default=64)
         command.add_argument("--temperature", type=float, default=0.0)
         command.add_argument("--seed", type=int)
-        command.add_argument("--against", type=lambda names: [Path(name) for name in names.split(",")], default=[])
+        command.add_argument("--against", type=files_named, default=[])
         command.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     args.run(args)
