@@ -21,6 +21,7 @@ from ddtree.kernels.fused import argmax
 from ddtree.kernels.sample import choose_filtered_pooled, choose_pooled
 from ddtree.models.conditioning import Conditioning
 from ddtree.models.pooled_dflash import PooledDFlash
+from ddtree.sampling.params import SamplingParams
 from ddtree.sglang.nodes import Accepted, Nodes, accepted_of, links_of, mask_offsets, whole_mask
 from ddtree.sglang.slots import SlotPool
 
@@ -71,6 +72,7 @@ class SlotRound(DeviceRound):
         self.host_upload = torch.zeros(self.uploaded.shape, dtype=torch.int64, pin_memory=device.type == "cuda")
         staged = torch.arange(count * self.num_slots, dtype=torch.int32, device=device) + pool.first_staged
         self.staged = staged.view(count, self.num_slots)
+        self.sampling: list[SamplingParams] = []
         self.target_tokens = torch.zeros(self.trees.num_rows, dtype=torch.int64, device=device)
         self.nodes: tuple[torch.Tensor, ...] = ()
         self.candidates: tuple[torch.Tensor, ...] = ()
@@ -114,6 +116,15 @@ class SlotRound(DeviceRound):
         self.target_tokens[: len(chosen)] = chosen
         path, lengths, emitted, _ = self.accept(self.target_tokens)
         return accepted_of(path[:count], lengths[:count], emitted[:count], chosen, self.shape.rows_each)
+
+    @torch.inference_mode()
+    def rehearse(self) -> None:
+        """Everything once, uncaptured and for nobody, with logits of either kind that SGLang may hand over."""
+        self._draft()
+        self._build()
+        for dtype in {torch.float32, self.target.dtype}:
+            self._choose(torch.zeros(self.trees.num_rows, self.target.config.vocab_size, dtype=dtype, device=self.state.device))
+        self.accept(self.target_tokens)
 
     def parents(self) -> list[np.ndarray]:
         """Of each tree's nodes. Waits for the device."""

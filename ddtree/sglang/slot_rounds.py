@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence as SequenceOf
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,6 +14,7 @@ from ddtree.engine.device_rounds import BATCHES
 from ddtree.engine.drafter import Drafter
 from ddtree.engine.graphs import bucket_of
 from ddtree.engine.sequence import Sequence
+from ddtree.kernels.compiling import compile_ahead
 from ddtree.kernels.tree_build.buffers import MAX_BUDGET
 from ddtree.models.adapter import PAIRWISE
 from ddtree.sglang.slot_round import SlotRound, SlotState
@@ -47,10 +49,11 @@ class SlotRounds:
         if not self.graphs or not self._serves:
             return
         largest = bucket_of(self.most_running, BATCHES)
+        shapes = [(count, sampled) for count in reversed(BATCHES) if count <= largest for sampled in (True, False)]
+        compile_ahead([partial(self._rehearse, *shape) for shape in shapes], self.pool.keys.device)
         try:
-            for count in (count for count in reversed(BATCHES) if count <= largest):
-                for sampled in (True, False):
-                    self._round(count, sampled)
+            for shape in shapes:
+                self._round(*shape)
         except RuntimeError as error:  # slower, and right as ever
             logger.error("DDTREE: its rounds cannot be captured and are launched kernel by kernel: %s", error)
             self.graphs = False
@@ -79,10 +82,14 @@ class SlotRounds:
 
     def _round(self, count: int, sampled: bool) -> SlotRound:
         if (count, sampled) not in self._rounds:
-            conditioning = self.drafter.conditioning
-            shape = RoundShape(count, self.num_nodes - 1, sampled, conditioning is not None, absorbs=False)
-            state = SlotState(self.pool, self.target, conditioning, count, self.req_to_token.shape[1])
-            self._rounds[count, sampled] = SlotRound(
-                state, shape, self.req_to_token, self.pool, self.target, graphs=self.graphs, memory=self._memory
-            )
+            self._rounds[count, sampled] = self._new(count, sampled, self.graphs)
         return self._rounds[count, sampled]
+
+    def _rehearse(self, count: int, sampled: bool) -> None:
+        self._new(count, sampled, graphs=False).rehearse()
+
+    def _new(self, count: int, sampled: bool, graphs: bool) -> SlotRound:
+        conditioning = self.drafter.conditioning
+        shape = RoundShape(count, self.num_nodes - 1, sampled, conditioning is not None, absorbs=False)
+        state = SlotState(self.pool, self.target, conditioning, count, self.req_to_token.shape[1])
+        return SlotRound(state, shape, self.req_to_token, self.pool, self.target, graphs=graphs, memory=self._memory)

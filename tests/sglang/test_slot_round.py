@@ -114,6 +114,14 @@ def test_a_round_on_the_device_is_the_hosts(samplings, budgets, adapter):
     assert all(path[0] == 0 for path in paths)
 
 
+def test_a_rehearsal_leaves_the_rounds_as_they_were():
+    setting = Setting([WARM, GREEDY], [8, 8])
+    before = setting.rounds.begin(setting.sequences, setting.rows).finish()
+    setting.rounds._new(2, True, False).rehearse()
+    after = setting.rounds.begin(setting.sequences, setting.rows).finish()
+    assert torch.equal(before.token_ids, after.token_ids) and torch.equal(before.mask, after.mask)
+
+
 def test_penalties_are_the_hosts():
     setting = Setting([GREEDY, SamplingParams(presence_penalty=0.5)], [8, 8])
     assert not setting.rounds.takes(setting.sequences) and setting.rounds.takes(setting.sequences[:1])
