@@ -1,85 +1,17 @@
-"""Many requests at once, with scripted actors: who runs when, what fits, who suffers from a fault."""
+"""Many requests at once, with scripted actors: who runs when, and what fits."""
 
 from dataclasses import replace
-from functools import lru_cache
 
 import numpy as np
 import pytest
 
-from ddtree.caches.saved import CacheSize
 from ddtree.engine.config import EngineConfig
-from ddtree.engine.engine import Engine
 from ddtree.engine.request import Request
 from ddtree.engine.room import share_rows
 from ddtree.sampling.params import SamplingParams
+from tests.engine.batches import MEMORY, PROMPT, engine_of, expected, mixed
 from tests.engine.schedules import SpoiltWatcher, check_courses, run_schedule, seeded
-from tests.engine.test_decode_round import alone
-from tests.scripted import EOS, VOCAB, ScriptedDrafter, ScriptedTarget
-
-PROMPT = (3, 0, 5)
-MEMORY = 2 * 480  # bytes: about one sequence of `max_context`
-
-
-class Target(ScriptedTarget):
-    """Says what a token takes, keeps a log of its forwards, and may have too little memory."""
-
-    cache_size = CacheSize(row_bytes=1, state_bytes=40)
-    most_rows = None
-    poison = None  # of a request's prompt: its first token, whose rounds fail
-    spoil_commits = 0
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.log = []
-
-    def prefill(self, sequence, token_ids, last):
-        self.log.append(("prefill", sequence.request_id, len(token_ids)))
-        return super().prefill(sequence, token_ids, last)
-
-    def verify(self, sequences, trees):
-        num_rows = sum(tree.num_nodes for tree in trees)
-        self.log.append(("verify", tuple(s.request_id for s in sequences), num_rows))
-        if self.most_rows and num_rows > self.most_rows:
-            raise MemoryError("scripted: out of memory")
-        if any(s.request.prompt_token_ids[0] == self.poison and s.num_emitted > 3 for s in sequences):
-            raise RuntimeError("scripted poison")
-        return super().verify(sequences, trees)
-
-    def commit(self, sequences, paths):
-        if self.spoil_commits and len(sequences) > 1:
-            self.spoil_commits -= 1
-            sequences[0].target_state.append(9)  # half of it is done
-            raise RuntimeError("scripted commit fault")
-        return super().commit(sequences, paths)
-
-
-class Drafter(ScriptedDrafter):
-    cache_size = CacheSize(row_bytes=1, state_bytes=0)
-
-
-def engine_of(skill=0.6, **config) -> Engine:
-    config = {"max_context": 400, "max_running": 8, "max_tree_budget": 64, **config}
-    return Engine(Target(), Drafter(skill), EngineConfig(**config), VOCAB)
-
-
-@lru_cache(maxsize=10_000)
-def expected(request):
-    return alone(replace(request, watcher=None))
-
-
-def mixed(count: int, rng, longest_prompt: int = 60, most_tokens: int = 50) -> list[Request]:
-    """Prompts, budgets, sampling and lengths of all kinds."""
-    return [
-        Request(
-            tuple(rng.integers(0, VOCAB, rng.integers(1, longest_prompt)).tolist()),
-            int(rng.integers(1, most_tokens)),
-            SamplingParams(temperature=float(rng.choice([0.0, 0.8]))),
-            seed=int(rng.integers(100)),
-            tree_budget=int(rng.choice([0, 3, 16, 64])),
-            eos_token_ids=frozenset({EOS}) if rng.random() < 0.3 else frozenset(),
-        )
-        for _ in range(count)
-    ]
+from tests.scripted import VOCAB
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 20))])
@@ -218,102 +150,6 @@ def test_a_forward_never_has_more_rows_than_it_may():
 )
 def test_shares(nodes, limit, shares):
     assert share_rows(nodes, limit) == shares
-
-
-def test_a_request_whose_rounds_fail_ends_alone():
-    engine = engine_of()
-    engine.target.poison = 11
-    requests = [Request((i, 0, 2), 40, tree_budget=8) for i in (1, 2, 11, 4, 5)]
-    courses = run_schedule(engine, requests, seeded(0), join_share=1.0)
-    check_courses(courses, expected)
-    assert [course.finish_reason for course in courses] == ["length", "length", "error", "length", "length"]
-    assert "scripted poison" in courses[2].error
-
-
-def test_a_spoilt_watcher_ends_its_own_request_alone():
-    engine = engine_of()
-    requests = [Request((i, 0, 2), 40, tree_budget=8) for i in range(4)]
-    requests[1] = replace(requests[1], watcher=SpoiltWatcher(7))
-    courses = run_schedule(engine, requests, seeded(0), join_share=1.0)
-    check_courses(courses, expected)
-    assert [course.finish_reason for course in courses] == ["length", "error", "length", "length"]
-    assert len([entry for entry in engine.target.log if entry[0] == "prefill"]) == 4, "nobody was computed again"
-
-
-@pytest.mark.parametrize("times", [1, 3])
-def test_a_commit_that_fails_halfway_loses_and_repeats_nothing(times):
-    engine = engine_of()
-    engine.target.spoil_commits = times
-    requests = [Request((i, 0, 2), 40, SamplingParams(temperature=0.5), tree_budget=8) for i in range(4)]
-    courses = run_schedule(engine, requests, seeded(0), join_share=1.0)
-    check_courses(courses, expected)
-    assert all(course.finish_reason == "length" for course in courses)
-
-
-def test_a_commit_that_always_fails_ends_its_request():
-    engine = engine_of()
-    engine.add(Request(PROMPT, 40, tree_budget=8))
-
-    def commit(sequences, paths):
-        raise RuntimeError("never")
-
-    engine.target.commit = commit
-    emissions = []
-    while engine.has_work:
-        emissions += engine.step()
-        assert len(emissions) < 20
-    assert emissions[-1].finish_reason == "error" and "a commit failed" in emissions[-1].error
-    written = [token for emission in emissions for token in emission.token_ids]
-    assert written == alone(Request(PROMPT, 40))[: len(written)]
-
-
-def test_too_little_memory_makes_trees_smaller_and_ends_nobody():
-    engine = engine_of()
-    engine.target.most_rows = 20
-    requests = [Request((i, 0, 2), 60, tree_budget=32) for i in range(6)]
-    courses = run_schedule(engine, requests, seeded(0), join_share=1.0)
-    check_courses(courses, expected)
-    assert all(course.finish_reason == "length" for course in courses)
-
-
-def test_no_place_in_the_pools_means_waiting():
-    engine = engine_of()
-    opened, open_ = [], engine.target.open
-
-    def open_few(sequence):
-        if len(engine.scheduler.running) > 2:
-            raise MemoryError("every slot of the pools is taken")
-        open_(sequence)
-        opened.append(sequence.request_id)
-
-    engine.target.open = open_few
-    courses = run_schedule(engine, [Request((i, 0, 2), 20, tree_budget=8) for i in range(6)], seeded(0), join_share=1.0)
-    check_courses(courses, expected)
-    assert opened == list(range(6)), "in order of arrival"
-
-
-def test_time_limits(monkeypatch):
-    class Clock:
-        now = 0.0
-
-        def perf_counter(self):
-            return self.now
-
-    clock = Clock()
-    monkeypatch.setattr("ddtree.engine.engine.time", clock)
-    engine = engine_of(max_running=1, request_timeout_s=60, queue_timeout_s=10)
-    running, waiting = engine.add(Request(PROMPT, 300)), engine.add(Request(PROMPT, 10))
-    for sequence in engine.scheduler.waiting:
-        sequence.submitted_at = 0.0
-    engine.step()
-    clock.now = 11.0
-    (ended, *_) = engine.step()
-    assert (ended.request_id, ended.finish_reason, ended.error_code) == (waiting, "error", "queue_timeout")
-    assert "waited for 11.0 s, the limit is 10 s" in ended.error
-    clock.now = 61.0
-    (ended, *_) = engine.step()
-    assert (ended.request_id, ended.error_code) == (running, "timeout") and not engine.has_work
-    assert ended.stats.output_tokens > 0
 
 
 @pytest.mark.parametrize(
