@@ -50,6 +50,13 @@ class AdapterConfig:
         return asdict(self)
 
 
+def rename_former(tensors: dict[str, torch.Tensor], prefix: str = "") -> None:
+    """Give the grandparents' tensors of files of before 2026-11-30, the shipped one among them, their names of now."""
+    former = prefix + "older_"
+    for name in [name for name in tensors if name.startswith(former)]:
+        tensors[f"{prefix}grandparent_{name.removeprefix(former)}"] = tensors.pop(name)
+
+
 class Adapter(nn.Module):
     """An adapter without values; zero corrections when fresh, so that training starts from the drafter itself."""
 
@@ -83,6 +90,10 @@ class Adapter(nn.Module):
             self.grandparent_mix = nn.Linear(width, width, **make)
             self.grandparent_out = nn.Linear(width, config.rank + 2, **make)
         self.reset()
+
+    def _load_from_state_dict(self, state_dict: dict[str, torch.Tensor], prefix: str, *rest) -> None:
+        rename_former(state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     @torch.no_grad()
     def reset(self, seed: int = 0) -> None:

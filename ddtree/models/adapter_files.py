@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -18,11 +17,10 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from ddtree.models.adapter import Adapter, AdapterConfig
+from ddtree.models.adapter import Adapter, AdapterConfig, rename_former
 
 FOLDER = "adapter"
 CONFIG_FILE, WEIGHTS_FILE = "adapter.json", "adapter.safetensors"
-FORMER = "older_"  # what the grandparents' tensors are called in files of before 2026-11-30, the shipped one among them
 FINGERPRINTED = 1 << 20  # bytes read of each end of a drafter's weights
 
 
@@ -81,7 +79,9 @@ def read_about(folder: Path) -> dict[str, Any]:
 
 def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
     """The adapter's tensors in `folder`, by the names of `Adapter`."""
-    return {re.sub(f"^{FORMER}", "grandparent_", name): tensor for name, tensor in load_file(folder / WEIGHTS_FILE).items()}
+    tensors = load_file(folder / WEIGHTS_FILE)
+    rename_former(tensors)
+    return tensors
 
 
 def load_adapter(folder: Path, drafter: Path, drafter_config: Any, device: torch.device | str, dtype: torch.dtype) -> Adapter:
