@@ -24,6 +24,7 @@ fi
 [ -n "${MORE:-}" ] && { timeout 30 tar -xJf "$MORE" -C $SITE 2>>"$R/unpack.txt" || timeout 30 python3 -m tarfile -e "$MORE" $SITE 2>>"$R/unpack.txt" || say "unpacking $MORE FAILED"; }
 # sgl_kernel hands norms to flashinfer wherever that imports, and flashinfer compiles them; its own, for sm90, are in its library.
 sed -i 's/_has_flashinfer = True/_has_flashinfer = False/' $SITE/sgl_kernel/{elementwise,sampling}.py
+grep -q norms_in_torch $SITE/sgl_kernel/elementwise.py || cat benchmarks/sglang_norms.py >>$SITE/sgl_kernel/elementwise.py
 say "unpacked $(du -sm $SITE | cut -f1) MB"
 export PYTHONPATH=$SITE:$PWD
 timeout 60 python3 -m compileall -q -j 8 $SITE/sglang/srt $SITE/sglang/kernels $SITE/transformers/utils $SITE/transformers/*.py >/dev/null 2>&1 &
@@ -76,7 +77,7 @@ serve f32dd16 31009 $G1 3 $S $DD $D --speculative-num-draft-tokens 17
 # The norms come first in the check, long before a server gets to one. Should they be off, torch's arithmetic stands in.
 wait_for '^norms' $((LIMIT - 75)) "$R/kernels_dense.txt" $$; NORMS=$(grep -a '^norms' "$R/kernels_dense.txt" | cut -c1-300)
 say "kernels: ${NORMS:-no norms yet}"
-case $NORMS in *FAILED*) cat benchmarks/sglang_norms.py >>$SITE/sgl_kernel/elementwise.py; say "norms: torch's arithmetic from here on";; esac
+case $NORMS in *FAILED*) touch $SITE/sgl_kernel/norms_in_torch; say "norms: torch's arithmetic from here on";; esac
 timeout 40 python3 -W ignore -c "
 import torch, triton, transformers, tokenizers, sgl_kernel, sglang
 from ddtree.sglang.hooks import REGISTRY, WORKER, missing
