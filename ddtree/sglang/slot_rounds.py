@@ -65,7 +65,7 @@ class SlotRounds:
 
     def begin(self, sequences: SequenceOf[Sequence], rows: torch.Tensor) -> SlotRound:
         """The round of these sequences, in which `rows` [b] of SGLang's table, with their drafts queued."""
-        count = bucket_of(len(sequences), BATCHES)
+        count = bucket_of(len(sequences), BATCHES) if self.pool.keys.is_cuda else len(sequences)  # padding costs a CPU time
         for sequence in sequences:
             sequence.drafter_state = self.pool  # so it drafts
         depths = [self.drafter.depth_limit(sequence) for sequence in sequences]
@@ -82,13 +82,14 @@ class SlotRounds:
 
     def _round(self, count: int, sampled: bool) -> SlotRound:
         if (count, sampled) not in self._rounds:
-            self._rounds[count, sampled] = self._new(count, sampled, self.graphs)
+            self._rounds[count, sampled] = self.make(count, sampled, self.graphs)
         return self._rounds[count, sampled]
 
     def _rehearse(self, count: int, sampled: bool) -> None:
-        self._new(count, sampled, graphs=False).rehearse()
+        self.make(count, sampled, graphs=False).rehearse()
 
-    def _new(self, count: int, sampled: bool, graphs: bool) -> SlotRound:
+    def make(self, count: int, sampled: bool, graphs: bool) -> SlotRound:
+        """A round of up to `count` sequences; `sampled`: whether any draws."""
         conditioning = self.drafter.conditioning
         shape = RoundShape(count, self.num_nodes - 1, sampled, conditioning is not None, absorbs=False)
         state = SlotState(self.pool, self.target, conditioning, count, self.req_to_token.shape[1])

@@ -114,10 +114,22 @@ def test_a_round_on_the_device_is_the_hosts(samplings, budgets, adapter):
     assert all(path[0] == 0 for path in paths)
 
 
+def test_places_that_nobody_takes_change_nothing():
+    setting = Setting([WARM, GREEDY, GREEDY], [8, 8, 2])
+    exact = setting.rounds.begin(setting.sequences, setting.rows)
+    padded = setting.rounds.make(8, True, graphs=False)
+    padded.begin(setting.sequences, setting.rows, [setting.drafter.depth_limit(sequence) for sequence in setting.sequences])
+    found, expected = padded.finish(), exact.finish()
+    assert torch.equal(found.token_ids, expected.token_ids) and torch.equal(found.mask, expected.mask)
+    logits = torch.randn(3 * NUM_NODES, VOCAB, generator=torch.Generator().manual_seed(2))
+    accepted, wanted = padded.accept_logits(logits), exact.accept_logits(logits)
+    assert torch.equal(accepted.index, wanted.index) and torch.equal(accepted.token_ids, wanted.token_ids)
+
+
 def test_a_rehearsal_leaves_the_rounds_as_they_were():
     setting = Setting([WARM, GREEDY], [8, 8])
     before = setting.rounds.begin(setting.sequences, setting.rows).finish()
-    setting.rounds._new(2, True, False).rehearse()
+    setting.rounds.make(2, True, graphs=False).rehearse()
     after = setting.rounds.begin(setting.sequences, setting.rows).finish()
     assert torch.equal(before.token_ids, after.token_ids) and torch.equal(before.mask, after.mask)
 
