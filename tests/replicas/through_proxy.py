@@ -1,6 +1,8 @@
 """A pytest plugin: the clients of tests/server speak to their app through Caddy, as replicas are spoken to.
 
     pytest -p tests.replicas.through_proxy tests/server/test_answers.py
+
+or through another router: `another_router.py`.
 """
 
 from __future__ import annotations
@@ -19,12 +21,17 @@ import uvicorn
 
 from ddtree.replicas.proxy import ProxyPlan, configuration, find_caddy
 from ddtree.server.run import listen_on, listen_on_unix, url_of
+from tests.replicas import another_router
 from tests.server import fakes, live
 
 
 @contextlib.contextmanager
 def proxied(app):
     """The app behind Caddy, configured as for one replica; yields the URL."""
+    if another_router.COMMAND:
+        with another_router.routed(app) as url:
+            yield url
+        return
     with tempfile.TemporaryDirectory() as folder, listen_on("127.0.0.1", 0) as sock:
         path = Path(folder) / "app.sock"
         # Both routes lead to the app: what the supervisor adds is tested elsewhere.
@@ -63,6 +70,8 @@ def _through_proxy():
         def request(self, method, path, **options):
             if self not in urls:
                 urls[self] = stack.enter_context(proxied(self.app))
+            if another_router.COMMAND:
+                another_router.turn_to(self.app)
 
             async def go():
                 async with httpx.AsyncClient(base_url=urls[self], trust_env=False, timeout=30) as client:
