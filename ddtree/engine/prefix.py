@@ -72,7 +72,8 @@ class PrefixCache(PrefixTree):
         if len(tokens) < LEAST_TOKENS or (drafter is not None and drafter.context_length != len(tokens)):
             return False
         size = cache.size if drafter is None else cache.size + drafter.size
-        if not self._make_room(len(tokens) * size.row_bytes + size.state_bytes, tokens, sequence.request.cache_salt):
+        num_bytes = len(tokens) * size.row_bytes + size.state_bytes
+        if not self._make_room(num_bytes, tokens, sequence.request.cache_salt, drafts=drafter is not None):
             return False
         for node, start, stop in self._path(sequence.request.cache_salt, tokens):
             if node.rows is None:
@@ -84,12 +85,13 @@ class PrefixCache(PrefixTree):
         self._settle()
         return True
 
-    def _make_room(self, num_bytes: int, tokens: np.ndarray, salt: str) -> bool:
+    def _make_room(self, num_bytes: int, tokens: np.ndarray, salt: str, *, drafts: bool) -> bool:
         """Forget, but not of what lies along `tokens`, until so many bytes more may be held. Never takes a page that a
         running sequence holds."""
         keep = [node for node, _ in self._match(salt, tokens)]
-        # What is shared need not be copied again.
-        wanted = self.num_bytes + max(num_bytes - sum(node.row_bytes for node in keep[:-1]), 0)
+        # What is shared need not be copied again; a drafter's rows are shared only by who has some.
+        shared = [part for node in keep[:-1] for part in (node.rows, node.drafter_rows if drafts else None) if part is not None]
+        wanted = self.num_bytes + max(num_bytes - sum(part.num_bytes for part in shared), 0)
         if wanted - self.num_bytes > self.limit_bytes:
             return False
         while not self._allowed(wanted):

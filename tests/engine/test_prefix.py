@@ -220,6 +220,27 @@ def test_a_snapshot_off_by_one_token_is_caught(pair, cold, monkeypatch, shift):
     assert differing >= 3
 
 
+def test_remembering_never_wants_more_pages_than_are_free(pair, caplog):
+    """Plain and drafting requests behind the same prefixes: what one left is not all that the other needs."""
+    size = pair[0].new_cache().size + pair[1].new_cache().size
+    room = 260 * size.row_bytes + 4 * size.state_bytes
+    limits = {"cache_bytes": room, "prefix_bytes": room, "max_context": 120, "max_running": 3, "prefill_chunk": 32, "snapshot_every": 16}
+    for seed in (0, 2, 3):
+        rng, engine = seeded(seed), engine_of(pair, **limits)
+        requests = [
+            ask(
+                tokens(int(rng.integers(2)), int(rng.integers(20, 70))) + tokens(50 + i, int(rng.integers(1, 20))),
+                int(rng.choice([0, 8])),
+                int(rng.integers(2, 10)),
+            )
+            for i in range(24)
+        ]
+        courses = run_schedule(engine, requests, rng)
+        assert not any(course.finish_reason == "error" for course in courses)
+        assert "could not be remembered" not in caplog.text
+        assert sum(course.stats.cached_tokens for course in courses) > 0
+
+
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 20))])
 def test_random_schedules_of_real_models(pair, cold, seed):
     """Joins, cancels, shared prefixes, memory for about four sequences: every answer as cold and alone."""
