@@ -28,7 +28,7 @@ class Compilers(ThreadPoolExecutor):
     """Threads that compile kernels, and make them ready for `device`."""
 
     def __init__(self, device: torch.device, num_threads: int) -> None:
-        on_device = {"initializer": torch.cuda.set_device, "initargs": (device,)} if device.type == "cuda" else {}
+        on_device = {"initializer": torch.cuda.set_device, "initargs": (index_of(device),)} if device.type == "cuda" else {}
         super().__init__(num_threads, thread_name_prefix="compile", **on_device)
         self.futures: list[Future] = []
 
@@ -101,6 +101,11 @@ def made_ready(kernel):
     """A compiled kernel with its launcher, which takes a run of the C compiler, and its code on the device."""
     _ = kernel.run
     return kernel
+
+
+def index_of(device: torch.device) -> int:
+    """The number of a CUDA device, which `cuda` alone does not say."""
+    return torch.cuda.current_device() if device.index is None else device.index
 
 
 def num_cores() -> int:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ddtree.kernels.compiling import compile_ahead
+from ddtree.kernels.compiling import Compilers, compile_ahead
 
 triton = pytest.importorskip("triton")
 pytest.importorskip("triton.runtime._async_compile")
@@ -145,3 +145,13 @@ def test_an_older_triton_compiles_at_the_launch_as_ever(machine, kernels, monkey
     assert compile_ahead([launch_all(kernels)], CPU) == 0
     launch_all(kernels)()
     assert machine.launched == ["first", "second", "third"]
+
+
+def test_threads_compile_for_the_current_device_where_none_is_numbered(monkeypatch):
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    for name in ("cuda", "cuda:1"):
+        with Compilers(torch.device(name), 1) as compilers:
+            compilers.submit(lambda: SimpleNamespace(run=None)).result()
+    assert chosen == [3, 1]
