@@ -335,8 +335,9 @@ def measure(bench: Bench, args, parts: list[str], result: dict) -> None:
             times, acceptance = bench.time_round(budget, args.context)
             result["round_ms"][str(budget)] = times
             if "plain_ms" in result:
+                least, most = (result["plain_ms"]["spread"][i] / times["spread"][1 - i] for i in (0, 1))
                 efficiency = result["plain_ms"]["median"] / times["median"]
-                result["round_efficiency"][str(budget)] = {"median": round(efficiency, 4), "spread": None}
+                result["round_efficiency"][str(budget)] = {"median": round(efficiency, 4), "spread": [round(least, 4), round(most, 4)]}
             result["acceptance_length_synthetic"][str(budget)] = round(acceptance, 3)
             show(f"round at budget {budget}", f"{times}, acceptance {acceptance:.2f} (synthetic)")
     if "kernels" in parts:
