@@ -63,9 +63,14 @@ def mean_times(lines: list[dict]) -> dict:
     if not rounds:
         return {}
     between = sorted(each["between_ms"] for each in rounds)[: max(len(rounds) * 9 // 10, 1)]
-    means = {"round_ms": [each["round_ms"] for each in rounds], "between_ms": between}
+    took = [each["round_ms"] for each in rounds]
+    means = {"round_ms": took, "between_ms": between}
     stages = {name: [each["stage_ms"][name] for each in rounds] for name in rounds[0]["stage_ms"]}
     shown = {name: round(sum(values) / len(values), 3) for name, values in means.items()}
+    prefills = [each["prefill_ms"] for each in rounds if each.get("prefill_ms")]
+    for part in prefills[0] if prefills else ():
+        shown[f"prefill_{part}_ms"] = round(sum(each[part] for each in prefills) / len(prefills), 3)
+    shown["median_round_ms"] = sorted(took)[len(took) // 2]
     return shown | {"stage_ms": {name: round(sum(values) / len(values), 3) for name, values in stages.items()}}
 
 

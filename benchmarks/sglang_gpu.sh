@@ -144,11 +144,11 @@ for each in plain f32plain dd64 dd16 hplain hdd16; do stop $each; done
 TRITON_F32_DEFAULT=ieee own f32ours --model $S --drafter $D --rendered $WORK/prompts.json --budgets 16 --against "$R/f32plain.json,$R/f32dd16.json"
 timeout 60 python3 -W ignore -m benchmarks.sglang_budgets hf --model $S --device cuda --rendered $WORK/prompts.json --answers "$R/f32plain.json,$R/f32dd16.json,$R/plain.json,$R/dd16.json" \
   --out "$R/hf.json" >"$R/hf.txt" 2>&1 & PID_hf=$!
-# Sampling with a seed: the tokens at budget 16 are those at budget 0, alone (1) and in a batch (8).
-SEEDED="--model $S --temperature 0.8 --seed 7 --limit 8 --max-tokens 48"
-try f32dd16 31009 f32seeded0 15 $SEEDED --budget 0 --concurrency 1
+# Sampling with a seed: the tokens at budget 16 are those at budget 0, alone (1) and in a batch (8). A verify in fp32 takes 50 ms here.
+SEEDED="--model $S --temperature 0.8 --seed 7 --limit 8 --max-tokens 24"
+try f32dd16 31009 f32seeded0 20 $SEEDED --budget 0 --concurrency 8
 try f32dd16 31009 f32seeded16 15 $SEEDED --against "$R/f32seeded0.json"
-try f32dd16 31009 f32filtered0 15 $SEEDED --budget 0 --concurrency 1 --top-p 0.9
+try f32dd16 31009 f32filtered0 20 $SEEDED --budget 0 --concurrency 8 --top-p 0.9
 try f32dd16 31009 f32filtered16 15 $SEEDED --top-p 0.9 --against "$R/f32filtered0.json"
 stop f32dd16
 [ "$(left)" -gt 20 ] && own hours --model $H --drafter $WORK/hybrid-dflash --rendered $WORK/hprompts.json --budgets 16 --against "$R/hplain.json,$R/hdd16.json"

@@ -28,6 +28,7 @@ class Trace:
         self.num_rounds = 0
         self._began = self._ended = time.perf_counter()
         self._between_ms = 0.0
+        self._prefill_ms: dict[str, float] = {}
 
     @classmethod
     def from_environment(cls, rank: int) -> Trace:
@@ -52,9 +53,17 @@ class Trace:
             torch.cuda.synchronize()
         self.stage_ms[name] = round((time.perf_counter() - started) * 1000, 3)
 
+    @contextmanager
+    def prefill(self, part: str):
+        """A part of a prefill; its time goes with the next round's, in which prompts were waited for."""
+        started = time.perf_counter()
+        yield
+        spent = (time.perf_counter() - started) * 1000
+        self._prefill_ms[part] = round(self._prefill_ms.get(part, 0.0) + spent, 3)
+
     def end(self, reqs, parents: Callable[[], Sequence[np.ndarray]], paths: Sequence[np.ndarray]) -> None:
         """The round of a batch: of each request its tree's `parents()` [N] and the accepted path. Times of the whole batch are in
-        each line; `between_ms` is what passed since the round before."""
+        each line; `between_ms` is what passed since the round before, `prefill_ms` of our prefills in it."""
         ended = time.perf_counter()
         self.num_rounds += 1
         whole = {
@@ -62,7 +71,9 @@ class Trace:
             "round_ms": round((ended - self._began) * 1000, 3),
             "between_ms": round(self._between_ms, 3),
             "stage_ms": self.stage_ms,
+            "prefill_ms": self._prefill_ms,
         }
+        self._prefill_ms = {}
         lines = [
             json.dumps(
                 {

@@ -88,8 +88,15 @@ class DDTreeWorker(BaseSpecWorker):
         )
 
     def init_cuda_graphs(self) -> None:
-        """After SGLang has captured its own."""
+        """After SGLang has captured its own; and its copies of rows, which it would compile for each power of two when it first
+        comes."""
         self.rounds.capture()
+        if self.device.type != "cuda":
+            return
+        cache, most = self.token_to_kv_pool_allocator.get_kvcache(), self.most_running * (self.drafter.block_size - 1)
+        for count in sorted({size for power in range(most.bit_length() + 1) for size in (1 << power, (1 << power) - 1)} - {0}):
+            rows = torch.full((count,), PADDING_SLOT, dtype=torch.int64, device=self.device)
+            cache.move_kv_cache(rows, rows)
 
     @torch.no_grad()
     def forward_batch_generation(self, batch, on_publish=None, pp_proxy_tensors=None) -> GenerationBatchResult:
@@ -104,27 +111,34 @@ class DDTreeWorker(BaseSpecWorker):
 
     def _prefill(self, batch) -> GenerationBatchResult:
         """Commit chunks of prompts and choose the token after each, which counts only after the last chunk."""
-        result = self._target_worker.forward_batch_generation(
-            batch, is_verify=True, capture_hidden_mode=CaptureHiddenMode.FULL
-        )
+        with self.trace.prefill("forward"):
+            result = self._target_worker.forward_batch_generation(
+                batch, is_verify=True, capture_hidden_mode=CaptureHiddenMode.FULL
+            )
         if batch.forward_mode.is_idle():
             nothing = torch.zeros(0, dtype=torch.int64, device=self.device)
             return self._result(batch, result, nothing, nothing.to(torch.int32), batch.seq_lens)
-        self._absorb_prompts(batch, result.logits_output.hidden_states)
+        with self.trace.prefill("absorb"):
+            self._absorb_prompts(batch, result.logits_output.hidden_states)
+        with self.trace.prefill("choose"):
+            tokens = self._first_tokens(batch, result.logits_output.next_token_logits)
+        if batch.return_logprob:
+            self._add_logprobs(batch, result.logits_output, tokens, torch.arange(len(tokens), device=self.device)[:, None])
+            result.logits_output.next_token_logprobs = result.logits_output.next_token_logprobs.flatten()
+        return self._result(batch, result, tokens, torch.ones_like(tokens, dtype=torch.int32), batch.seq_lens)
+
+    def _first_tokens(self, batch, logits: torch.Tensor) -> torch.Tensor:
+        """[B] int64: the token after each chunk, from its last row's `logits` [B, V]; a request that cannot be honoured ends here."""
         lengths, chosen = batch.seq_lens.tolist(), []
-        for req, length, logits in zip(batch.reqs, lengths, result.logits_output.next_token_logits, strict=True):
+        for req, length, row in zip(batch.reqs, lengths, logits, strict=True):
             if fault := request_fault(req):
                 req.to_finish = FINISH_ABORT(fault, HTTPStatus.BAD_REQUEST, "BadRequestError")
                 chosen.append(0)
                 continue
             sequence = self.sequences(req)
             root = DraftTree.root_only(sequence.root_token)
-            chosen.append(int(choose_tokens(sequence, root, logits[None], length)[0]))
-        tokens = torch.from_numpy(self.target.agree(np.array(chosen, dtype=np.int64))).to(self.device)
-        if batch.return_logprob:
-            self._add_logprobs(batch, result.logits_output, tokens, torch.arange(len(chosen), device=self.device)[:, None])
-            result.logits_output.next_token_logprobs = result.logits_output.next_token_logprobs.flatten()
-        return self._result(batch, result, tokens, torch.ones_like(tokens, dtype=torch.int32), batch.seq_lens)
+            chosen.append(int(choose_tokens(sequence, root, row[None], length)[0]))
+        return torch.from_numpy(self.target.agree(np.array(chosen, dtype=np.int64))).to(self.device)
 
     def _absorb_prompts(self, batch, features: torch.Tensor) -> None:
         """Features [T, F] of all chunks' rows, in the batch's order, into the drafter's pool."""
