@@ -1,4 +1,4 @@
-"""Speculative decoding with draft trees: the target's own words, several times faster."""
+"""Speculative decoding with draft trees: the target's own words, faster."""
 
 import os
 

@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def build_parser() -> argparse.ArgumentParser:
     """All commands and their flags."""
     parser = argparse.ArgumentParser(
-        prog="ddtree", description="Serve language models several times faster without changing what they say."
+        prog="ddtree", description="Serve language models faster without changing what they say."
     )
     parser.add_argument("--version", action="version", version=f"ddtree {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
