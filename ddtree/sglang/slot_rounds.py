@@ -26,6 +26,14 @@ if TYPE_CHECKING:  # it imports SGLang
 logger = logging.getLogger(__name__)
 
 
+def decode_graphs(server_args) -> bool:
+    """Whether SGLang captures its decoding, by whichever of its arguments switch that off; which there are differs by release."""
+    settled = getattr(getattr(server_args, "cuda_graph_config", None), "decode", None)
+    backends = (getattr(settled, "backend", None), getattr(server_args, "cuda_graph_backend_decode", None))
+    off = ("disable_cuda_graph", "disable_decode_cuda_graph")
+    return "disabled" not in backends and not any(getattr(server_args, name, False) for name in off)
+
+
 class SlotRounds:
     """The rounds of a drafter over a `SlotPool`, whose staged rows are those of `staged_rows`."""
 

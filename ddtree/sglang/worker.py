@@ -31,7 +31,7 @@ from ddtree.sglang.nodes import Accepted, Nodes, Report
 from ddtree.sglang.refusals import request_fault
 from ddtree.sglang.sequences import Sequences
 from ddtree.sglang.slot_round import SlotRound
-from ddtree.sglang.slot_rounds import SlotRounds
+from ddtree.sglang.slot_rounds import SlotRounds, decode_graphs
 from ddtree.sglang.slots import PADDING_SLOT, SlotContext, SlotPool
 from ddtree.sglang.target_face import TargetFace
 from ddtree.sglang.trace import Trace
@@ -63,7 +63,7 @@ class DDTreeWorker(BaseSpecWorker):
         self.drafter = Drafter(model, self.target, conditioning)
         self.sequences = Sequences(self.num_nodes - 1, self.target.config.vocab_size, self.device)
         self.trace = Trace.from_environment(self.target.group.rank_in_group)
-        self.graphs = not getattr(server_args, "disable_cuda_graph", False) and self.target.group.world_size == 1
+        self.graphs = decode_graphs(server_args) and self.target.group.world_size == 1
         self.most_running: int = server_args.max_running_requests
         self.pool: SlotPool | None = None
         self.rounds: SlotRounds | None = None

@@ -15,7 +15,7 @@ from ddtree.models.conditioning import Conditioning
 from ddtree.sampling.params import SamplingParams
 from ddtree.sglang.host_round import HostRound
 from ddtree.sglang.nodes import Report, links_of
-from ddtree.sglang.slot_rounds import SlotRounds
+from ddtree.sglang.slot_rounds import SlotRounds, decode_graphs
 from ddtree.sglang.slots import SlotContext, SlotPool
 from ddtree.sglang.trees import first_children_and_siblings
 from tests.sglang.test_packing import random_drafter, some_tree
@@ -146,3 +146,18 @@ def test_links_of_a_batch_are_those_of_its_trees(seed):
     for index, tree in enumerate(trees):
         for link, expected in zip((first, sibling), first_children_and_siblings(tree.parents), strict=True):
             assert link[index].tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize(
+    ("changes", "captured"),
+    [
+        ({}, True),
+        ({"disable_cuda_graph": True}, False),
+        ({"disable_decode_cuda_graph": True}, False),
+        ({"cuda_graph_backend_decode": "disabled"}, False),
+        ({"cuda_graph_config": SimpleNamespace(decode=SimpleNamespace(backend="disabled"))}, False),
+        ({"cuda_graph_config": SimpleNamespace(decode=SimpleNamespace(backend="full")), "disable_cuda_graph": False}, True),
+    ],
+)
+def test_no_graphs_where_sglang_was_told_to_decode_without(changes, captured):
+    assert decode_graphs(SimpleNamespace(**changes)) is captured
