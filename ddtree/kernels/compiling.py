@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ logger = logging.getLogger("ddtree")
 MOST_THREADS = 32
 ANNOUNCED_AFTER = 1.0  # seconds: what is in Triton's cache on disk is read in less
 UNWRITTEN = (torch.empty, torch.empty_like, torch.Tensor.new_empty)
+REHEARSING = threading.Lock()  # one rehearsal at a time has Triton's launches replaced
 
 
 class Compilers(ThreadPoolExecutor):
@@ -73,10 +75,13 @@ def compile_ahead(rehearsals: Iterable[Callable[[], None]], device: torch.device
 
 @contextmanager
 def launching_nothing(kernels: type) -> Iterator[None]:
-    """`kernel[grid](...)` compiles the kernel for these arguments, and that is all."""
-    launching, seen = kernels.__getitem__, set()
+    """`kernel[grid](...)` compiles the kernel for these arguments, and that is all; other threads launch as ever."""
+    rehearsing, seen = threading.get_ident(), set()
 
     def instead(kernel, grid):
+        if threading.get_ident() != rehearsing:
+            return launching(kernel, grid)
+
         def compile_once(*args, **kwargs) -> None:
             looks = (kernel, *map(look, args), *((name, look(value)) for name, value in kwargs.items()))
             if looks not in seen:  # layer after layer launches the same
@@ -85,11 +90,13 @@ def launching_nothing(kernels: type) -> Iterator[None]:
 
         return compile_once
 
-    kernels.__getitem__ = instead
-    try:
-        yield
-    finally:
-        kernels.__getitem__ = launching
+    with REHEARSING:
+        launching = kernels.__getitem__
+        kernels.__getitem__ = instead
+        try:
+            yield
+        finally:
+            kernels.__getitem__ = launching
 
 
 def look(value) -> tuple:

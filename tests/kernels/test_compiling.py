@@ -140,6 +140,33 @@ def test_it_says_what_takes_long(machine, kernels, caplog, monkeypatch):
     assert "compiling 3 kernels on 3 threads" in caplog.text and len(machine.compiled) == 3
 
 
+def test_other_threads_launch_meanwhile(machine, kernels):
+    def beside() -> None:
+        other = threading.Thread(target=launch_all(kernels))
+        other.start()
+        other.join()
+
+    compile_ahead([beside], CPU)
+    assert machine.launched == ["first", "second", "third"]
+
+
+def test_of_two_that_compile_ahead_neither_launches_nor_stops_later_launches(machine, kernels):
+    over = threading.Event()
+    other = threading.Thread(target=lambda: compile_ahead([lambda: over.wait(30), launch_all(kernels, (32,))], CPU))
+
+    def together() -> None:
+        other.start()
+        other.join(0.2)  # time for it to begin
+        launch_all(kernels)()
+
+    compile_ahead([together], CPU)
+    over.set()
+    other.join()
+    assert len(machine.compiled) == 6 and not machine.launched
+    launch_all(kernels, (16, 32))()
+    assert len(machine.launched) == 6
+
+
 def test_an_older_triton_compiles_at_the_launch_as_ever(machine, kernels, monkeypatch):
     monkeypatch.setitem(sys.modules, "triton.runtime._async_compile", None)
     assert compile_ahead([launch_all(kernels)], CPU) == 0
