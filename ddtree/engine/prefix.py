@@ -75,14 +75,16 @@ class PrefixCache(PrefixTree):
         num_bytes = len(tokens) * size.row_bytes + size.state_bytes
         if not self._make_room(num_bytes, tokens, sequence.request.cache_salt, drafts=drafter is not None):
             return False
-        for node, start, stop in self._path(sequence.request.cache_salt, tokens):
-            if node.rows is None:
-                self.num_bytes += self._enrich(node, rows=cache.copy_rows(start, stop))
-            if drafter is not None and node.drafter_rows is None:
-                self.num_bytes += self._enrich(node, drafter_rows=drafter.copy_rows(start, stop))
-        if self.is_stateful(sequence) and node.state is None:
-            self.num_bytes += self._enrich(node, state=cache.copy_state())
-        self._settle()
+        try:
+            for node, start, stop in self._path(sequence.request.cache_salt, tokens):
+                if node.rows is None:
+                    self.num_bytes += self._enrich(node, rows=cache.copy_rows(start, stop))
+                if drafter is not None and node.drafter_rows is None:
+                    self.num_bytes += self._enrich(node, drafter_rows=drafter.copy_rows(start, stop))
+            if self.is_stateful(sequence) and node.state is None:
+                self.num_bytes += self._enrich(node, state=cache.copy_state())
+        finally:
+            self._settle()  # also for what was copied before a copy failed
         return True
 
     def _make_room(self, num_bytes: int, tokens: np.ndarray, salt: str, *, drafts: bool) -> bool:

@@ -86,8 +86,8 @@ class PrefixTree:
         length, nodes = 0, []
         usable = kept = 0
         for node, count in matched:
-            if drafts and node.drafter_rows is None:
-                break
+            if (node.drafter_rows if drafts else node.rows) is None:
+                break  # nobody drafted, or its copies failed
             nodes.append(node)
             length += count
             if not stateful:
@@ -157,12 +157,13 @@ class PrefixTree:
 def split(node: Node, count: int) -> Node:
     """Cut a node's segment in two; returns the upper part, which has no state."""
     upper = Node(node.token_ids[:count].copy(), node.parent, last_used=node.last_used)
-    for name in ("rows", "drafter_rows"):
-        whole = getattr(node, name)
-        if whole is not None:
-            setattr(upper, name, whole.part(0, count).copied())
-            setattr(node, name, whole.part(count, whole.num_rows).copied())
-            whole.release()
+    wholes = {name: getattr(node, name) for name in ("rows", "drafter_rows") if getattr(node, name) is not None}
+    # All copies before any change: where one fails, the node is as it was.
+    parts = {name: [whole.part(*ends).copied() for ends in ((0, count), (count, whole.num_rows))] for name, whole in wholes.items()}
+    for name, (first, second) in parts.items():
+        setattr(upper, name, first)
+        setattr(node, name, second)
+        wholes[name].release()
     node.parent.children[int(upper.token_ids[0])] = upper
     node.token_ids, node.parent = node.token_ids[count:].copy(), upper
     upper.children[int(node.token_ids[0])] = node

@@ -39,12 +39,15 @@ def boundaries_of(sequence: Sequence, branch: int, snapshot_every: int) -> list[
 
 
 def remember_prefilled(prefix: AnyPrefix, sequence: Sequence) -> None:
-    """After a chunk: what was planned, or, where rows say it all, the whole prompt."""
+    """After a chunk: what was planned, or, where rows say it all, the whole prompt. A fault costs the memory, not the answer."""
     if prefix is None or sequence.num_emitted or not prefix.remembers(sequence):
         return
     count, prompt = sequence.num_prefilled, sequence.request.prompt_token_ids
     if count in sequence.boundaries or (count == len(prompt) and not prefix.is_stateful(sequence)):
-        prefix.add(sequence, prompt[:count])
+        try:
+            prefix.add(sequence, prompt[:count])
+        except Exception:
+            log.exception("the prompt of request %d could not be remembered", sequence.request_id)
 
 
 def remember(prefix: AnyPrefix, sequence: Sequence, drafter) -> None:

@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 import torch
 
+from ddtree.caches.model_cache import ModelCache
 from ddtree.engine.config import EngineConfig
 from ddtree.engine.drafter import Drafter
 from ddtree.engine.engine import Engine
@@ -140,6 +141,15 @@ def test_the_drafters_context_is_the_one_that_a_cold_start_has(pair):
     for one, other in zip(first, second, strict=True):
         torch.testing.assert_close(one[:, :90], other[:, :90], rtol=1e-4, atol=1e-4)
     assert cold_lengths == warm_lengths
+
+
+def test_a_copy_that_fails_costs_the_memory_alone(pair, cold, monkeypatch):
+    engine, prompt = engine_of(pair), tokens(9, 60)
+    with monkeypatch.context() as patch:
+        patch.setattr(ModelCache, "copy_rows", lambda *_: 1 / 0)
+        assert check(engine, ask(prompt, budget=0), cold) == 0
+    assert check(engine, ask(prompt, budget=0), cold) == 0, "nothing of it was kept"
+    assert check(engine, ask(prompt, budget=0), cold) == 59
 
 
 def test_salts_keep_prefixes_apart(pair, cold):
