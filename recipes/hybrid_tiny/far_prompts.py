@@ -23,10 +23,8 @@ from recipes.hybrid_tiny.prose import Prose
 
 MIX = Mix(arithmetic_thinking=0.12, arithmetic_direct=0.08, prose_thinking=0.5, prose_direct=0.3, turns=(0.9, 0.1))
 REQUESTS = 20_000
-OPENERS = (1, 2, 4, 8, 16, 24, 32)  # of a request, drawn evenly: as short and as long as public prompts are
-
-
 FROM_LIBRARY = 0.6  # of all requests; half of them functions
+OPENERS = (1, 2, 4, 8, 16, 24, 32)  # of a request, drawn evenly: as short and as long as public prompts are
 
 
 def far_prose(seed: int, number: int = REQUESTS) -> Prose:

@@ -34,7 +34,7 @@ def library_text(folder: Path | None = None) -> tuple[list[str], list[str]]:
             paragraphs += [" ".join(part.split()) for part in re.split(r"\n\s*\n", text) if is_prose(part)]
     beginnings, paragraphs = sorted(set(beginnings)), sorted(set(paragraphs))
     if min(len(beginnings), len(paragraphs)) < 10:
-        raise ValueError(f"{folder}: {len(beginnings)} documented functions, {len(paragraphs)} paragraphs; a Python standard library has thousands")
+        raise ValueError(f"{folder}: {len(beginnings)} documented functions, {len(paragraphs)} paragraphs; name a folder of Python files that has at least ten of both")
     return beginnings, paragraphs
 
 

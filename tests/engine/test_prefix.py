@@ -252,7 +252,7 @@ def test_remembering_never_wants_more_pages_than_are_free(pair, caplog):
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 20))])
-def test_random_schedules_of_real_models(pair, cold, seed):
+def test_random_schedules_of_real_models(pair, cold, seed, caplog):
     """Joins, cancels, shared prefixes, memory for about four sequences: every answer as cold and alone."""
     size, rng = pair[0].new_cache().size + pair[1].new_cache().size, seeded(seed)
     engine = engine_of(pair, cache_bytes=700 * size.row_bytes + 6 * size.state_bytes, max_running=8, prefill_chunk=32)
@@ -269,3 +269,4 @@ def test_random_schedules_of_real_models(pair, cold, seed):
     courses = run_schedule(engine, requests, rng, cancel_share=0.05)
     check_courses(courses, cold)
     assert not any(course.finish_reason == "error" for course in courses)
+    assert "could not be remembered" not in caplog.text

@@ -78,8 +78,9 @@ def traffic(request, smollm2_path) -> Traffic:
     return Traffic(request.param)
 
 
-def test_some_requests(traffic):
+def test_some_requests(traffic, caplog):
     courses = traffic.run(0, 6, 12, traffic.engine(1200), num_spoilt=1)
+    assert "could not be remembered" not in caplog.text
     assert sum(course.stats.cached_tokens for course in courses if course.stats) > 0
 
 
@@ -87,6 +88,7 @@ def test_some_requests(traffic):
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("num_tokens", [4000, 1100])
-def test_many_requests(traffic, seed, num_tokens):
+def test_many_requests(traffic, seed, num_tokens, caplog):
     """64 of them; with 1,100 tokens of memory some are preempted."""
     traffic.run(100 + seed, 64, 60, traffic.engine(num_tokens))
+    assert "could not be remembered" not in caplog.text
