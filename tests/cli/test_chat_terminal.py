@@ -40,7 +40,7 @@ def test_an_answer_streams_above_one_living_bar():
         states = terminal.until(waits(2))
         assert any(bars(rows) for rows in states) and all(len(bars(rows)) <= 1 for rows in states)
         growing = [bars(rows)[0] for rows in states if bars(rows)]
-        assert "━━━───── 3, mean 3.00 in 1 " in growing[0] and growing[-1] != growing[0]
+        assert "━━━───── 3, mean 3.00 in " in growing[0] and growing[-1] != growing[0]
         assert any("▄" in row or "▃" in row for row in growing)
 
         rows = terminal.rows()

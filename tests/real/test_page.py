@@ -48,7 +48,7 @@ def test_the_tree_of_every_round_is_drawn_and_spells_the_answer(chromium, hybrid
     assert max(rows for *_, rows in rounds) > 1
     spelt = rounds[0][0]  # the root of the first round is prefill's token
     for _, words, *_ in rounds:
-        path, bonus = re.fullmatch(r"Round \d+: \d+ nodes verified, (?:accepted (.*)|none accepted); bonus token (.*)", words).groups()
+        path, bonus = re.fullmatch(r"Round \d+: \d+ nodes verified, scored on their paths, (?:accepted (.*)|none accepted); bonus token (.*)", words).groups()
         spelt += (path or "").replace(" ", "") + bonus
     spelt = spelt.replace("␣", " ").replace("⏎", "\n")
     assert answer.strip() and answer in spelt
