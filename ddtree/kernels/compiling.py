@@ -69,7 +69,7 @@ def compile_ahead(rehearsals: Iterable[Callable[[], None]], device: torch.device
                 if left:
                     logger.info("compiling %d kernels on %d threads, once for this machine", len(left), num_threads)
         except Exception as error:
-            logger.debug("kernels are compiled one after another: %s: %s", type(error).__name__, error)
+            logger.warning("kernels are compiled one after another: %s: %s", type(error).__name__, error)
         return len(compilers.futures)
 
 
