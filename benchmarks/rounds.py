@@ -73,7 +73,9 @@ class Bench:
         self.made_s = time.perf_counter() - started
         tokens = max(*args.contexts, args.prefill) + 2048
         rows = 1 + bucket_of(max(args.budgets), BUDGETS)  # of the shape that the engine captures for it
-        self.state = PooledState(self.target, self.drafter, 1, tokens, tokens, rows, batch_invariant=args.batch_invariant)
+        self.conditioning = random_conditioning(self.target, self.drafter, args.adapter) if "adapter" in args.parts.split(",") else None
+        more = {"conditioning": self.conditioning, "batch_invariant": args.batch_invariant}
+        self.state = PooledState(self.target, self.drafter, 1, tokens, tokens, rows, **more)
         for pool in (self.state.target.pool.attention, self.state.drafter.pool):
             pool.key_pages.normal_()
             pool.value_pages.normal_()
@@ -94,14 +96,15 @@ class Bench:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
-    def round(self, budget: int, absorbs: bool = True) -> SyntheticRound:
+    def round(self, budget: int, absorbs: bool = True, conditioned: bool = False) -> SyntheticRound:
         """The captured round of one sequence."""
         from ddtree.engine.device_round import RoundShape
 
-        key = (budget, absorbs)
+        key = (budget, absorbs, conditioned)
         if key not in self.rounds:
             started = time.perf_counter()
-            self.rounds[key] = SyntheticRound(self.state, RoundShape(1, budget, absorbs=absorbs), graphs=not self.args.no_cuda_graphs)
+            shape = RoundShape(1, budget, absorbs=absorbs, conditioned=conditioned)
+            self.rounds[key] = SyntheticRound(self.state, shape, graphs=not self.args.no_cuda_graphs)
             self.sync()
             self.capture_s[str(key)] = round(time.perf_counter() - started, 2)
         device_round = self.rounds[key]
@@ -112,9 +115,9 @@ class Bench:
         """A function that puts the sequence back to `context` tokens."""
         return lambda: self.state.table.context_lengths[self.slot].fill_(context)
 
-    def time_round(self, budget: int, context: int, absorbs: bool = True) -> tuple[dict, float]:
-        """Milliseconds a round, and the synthetic acceptance length."""
-        device_round, lengths = self.round(budget, absorbs), []
+    def time_round(self, budget: int, context: int, **kind: bool) -> tuple[dict, float]:
+        """Milliseconds a round of a `kind` (see `round`), and the synthetic acceptance length."""
+        device_round, lengths = self.round(budget, **kind), []
         set_context = self.at(context)
         times = self.timer.times(device_round.lanes[0].graph.replay, self.args.repeats, set_context)
         for _ in range(self.args.repeats):
@@ -242,6 +245,18 @@ class Bench:
         return [[name[:90], count, round(ms, 3)] for name, (count, ms) in ordered]
 
 
+def random_conditioning(target, drafter, summary: str):
+    """An adapter of the default size with random weights, bound to the target."""
+    from ddtree.models.adapter import Adapter, AdapterConfig
+    from ddtree.models.conditioning import Conditioning
+
+    shape = AdapterConfig(drafter.config.hidden_size, drafter.config.block_size, summary=summary)
+    adapter = Adapter(shape, target.device, target.dtype)
+    for parameter in adapter.parameters():
+        parameter.data.normal_(0, parameter.shape[-1] ** -0.5)
+    return Conditioning(adapter, target, tables=True)
+
+
 def weight_bytes(model) -> int:
     """What a forward reads: all but the embedding, of which it takes single rows."""
     embedding = model.embed_tokens.nbytes if hasattr(model, "embed_tokens") else 0
@@ -281,6 +296,7 @@ def main() -> int:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--parts", default="plain,rounds,stages,kernels,contexts,prefill,idle")
+    parser.add_argument("--adapter", choices=("none", "grandparent"), default="grandparent", help="summary of the part adapter's random one")
     parser.add_argument("--no-cuda-graphs", action="store_true")
     parser.add_argument("--batch-invariant", action="store_true", help="the forwards whose rows do not know their company")
     parser.add_argument("--out", type=Path)
@@ -340,6 +356,12 @@ def measure(bench: Bench, args, parts: list[str], result: dict) -> None:
                 result["round_efficiency"][str(budget)] = {"median": round(efficiency, 4), "spread": [round(least, 4), round(most, 4)]}
             result["acceptance_length_synthetic"][str(budget)] = round(acceptance, 3)
             show(f"round at budget {budget}", f"{times}, acceptance {acceptance:.2f} (synthetic)")
+    if "adapter" in parts:
+        result["adapter"] = {"summary": args.adapter, "width": bench.conditioning.adapter.config.width, "rank": bench.conditioning.adapter.config.rank}
+        for budget in args.budgets:
+            without, with_it = (bench.time_round(budget, args.context, conditioned=kind)[0] for kind in (False, True))
+            result["adapter"][str(budget)] = {"round_ms": without, "conditioned_round_ms": with_it, "cost_ms": round(with_it["median"] - without["median"], 4)}
+            show(f"adapter at budget {budget}", result["adapter"][str(budget)])
     if "kernels" in parts:
         result["kernels"] = {}
         for budget in (0, args.budgets[min(2, len(args.budgets) - 1)]):

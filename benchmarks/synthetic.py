@@ -12,6 +12,7 @@ import torch
 
 from ddtree.caches.pooled_rows import TREE, PooledRows
 from ddtree.engine.device_round import DeviceRound
+from ddtree.kernels.conditioning import PathScores
 
 # Per depth, the declared share of positions at which the drafter's first guess is right.
 ACCURACIES = (0.82, 0.78, 0.74, 0.71, 0.68, 0.65, 0.63, 0.61, 0.59, 0.57, 0.56, 0.55, 0.54, 0.53, 0.52)
@@ -22,8 +23,15 @@ class SyntheticRound(DeviceRound):
 
     def draft(self, roots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         self._candidates, log_probs = super().draft(roots)
-        depths, width = log_probs.shape[1:]
-        return self._candidates, self._declared(depths, width, roots.device).expand_as(log_probs).contiguous()
+        depths, width = self._candidates.shape[1:]
+        declared = self._declared(depths, width, roots.device)
+        if not self.num_candidates:
+            return self._candidates, declared.expand_as(log_probs).contiguous()
+        # Scored on their paths for the cost of it; the ranking stays the declared one, below whomever.
+        below = declared[None, :, None].expand(len(roots), -1, width, -1).contiguous()
+        if isinstance(log_probs, PathScores):
+            return self._candidates, PathScores(below, torch.zeros_like(below), torch.zeros_like(below))
+        return self._candidates, below
 
     def verify(self, rows: PooledRows) -> torch.Tensor:
         target_tokens = super().verify(rows)
