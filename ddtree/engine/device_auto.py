@@ -22,17 +22,17 @@ from ddtree.engine.sequence import Sequence
 from ddtree.tree.accept import Acceptance
 from ddtree.tree.draft_tree import DraftTree
 
-LADDER = (0, 4, 8, 16, 32, 64, 128, 256)  # budgets to choose among
+LADDER = (0, 3, 7, 15, 31, 63, 127, 255)  # budgets to choose among: with the root their rows fill the kernels' tiles
 MEMORY = 0.9  # of a request's rounds
 ENGINE_MEMORY = 0.98  # of what new requests start from
-FADING = 0.7  # of what a doubling of the budget brings, against the doubling before
+FADING = (0.5, 0.7, 0.9)  # of what a doubling of the budget brings, against the one before: least, where a tree tells nothing, most
 STICKING = 1.02  # a change must promise 2 % more: launching another shape costs a little
 PROBE_EVERY = 64  # plain rounds between looks at whether drafting would pay again
 MOST_HEARD = 8  # trees that are learnt from per round
 TIMED = 7  # replays per shape
 SPARING = 8  # sequences in a batch from which on the adapter may be left out: its scores cost a sequence's share each
 RECONSIDERED = 16  # rounds of large batches between two looks at whether it pays: a look costs the host something for each
-COMPARED = 8  # tree budget at which the adapter's share of such a round is measured
+COMPARED = 7  # tree budget at which the adapter's share of such a round is measured
 COST_MEMORY = 0.9  # of a shape's time, per round of it
 
 
@@ -270,13 +270,16 @@ def may_be_spared(sequence: Sequence) -> bool:
 def promises(tree: DraftTree, ladder: np.ndarray) -> tuple[np.ndarray, float]:
     """Accepted tokens that the scores promise at each budget of the ladder, and for the tree as it is.
 
-    Nodes come best first, so a smaller budget is a prefix. Beyond the tree each doubling brings a falling share of the last one.
+    Nodes come best first, so a smaller budget is a prefix. Beyond the tree each doubling brings a falling share of the last one:
+    the share that the tree's own last doubling brought of the one before it.
     """
     sums = np.concatenate([[0.0], np.exp(tree.scores[1:].astype(np.float64)).cumsum()])
     num = tree.num_drafted
     within = np.minimum(ladder, num)
     promised = sums[within]
-    last = sums[num] - sums[num // 2]
+    last, before = sums[num] - sums[num // 2], sums[num // 2] - sums[num // 4]
+    least, usual, most = FADING
+    fading = float(np.clip(last / before, least, most)) if num >= 4 and before > 0 else usual
     doublings = np.log2(np.maximum(ladder, 1) / num).clip(min=0)
-    promised = promised + last * FADING * (1 - FADING**doublings) / (1 - FADING)
+    promised = promised + last * fading * (1 - fading**doublings) / (1 - fading)
     return promised, float(sums[num])

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ddtree.engine.device_auto import DeviceAuto
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # numbers of sequences that a round is captured for
-BUDGETS = (0, 2, 4, 8, 15, 16, 24, 31, 32, 48, 63, 64, 80, 96, 127, 128, 160, 192, 255, 256, 384, 512, 768, 1024)  # tree budgets
+BUDGETS = (0, 2, 3, 4, 7, 8, 15, 16, 24, 31, 32, 48, 63, 64, 80, 96, 127, 128, 160, 192, 255, 256, 384, 512, 768, 1024)  # tree budgets
 
 
 class Flight(NamedTuple):

@@ -132,9 +132,9 @@ def test_chains_side_by_side_and_beside_trees(engines):
 
 def test_what_a_chain_costs_teaches_auto_nothing(engines):
     _, pooled = engines
-    auto = DeviceAuto(pooled.device_rounds, {"0": {"4": 2.0}}, BLOCK, max_budget=4)
+    auto = DeviceAuto(pooled.device_rounds, {"0": {"3": 2.0}}, BLOCK, max_budget=3)
     before = auto.costs_of(1, False, conditioned=False).copy()
-    auto.timed(RoundShape(1, 4, chain=True), 1.0)
+    auto.timed(RoundShape(1, 3, chain=True), 1.0)
     assert (auto.costs_of(1, False, conditioned=False) == before).all()
 
 
