@@ -23,7 +23,8 @@ from recipes.hybrid_tiny.prose import Prose
 
 MIX = Mix(arithmetic_thinking=0.12, arithmetic_direct=0.08, prose_thinking=0.5, prose_direct=0.3, turns=(0.9, 0.1))
 REQUESTS = 20_000
-FROM_LIBRARY = 0.6  # of all requests; half of them functions
+FROM_LIBRARY = 0.5  # of all requests; half of them functions
+SHARES = {"code": 0.14, "word": 0.24, "math": 0.32, "general": 0.16, "writing": 0.09, "raw": 0.05}  # of the other requests
 OPENERS = (1, 2, 4, 8, 16, 24, 32)  # of a request, drawn evenly: as short and as long as public prompts are
 
 
@@ -35,7 +36,7 @@ def far_prose(seed: int, number: int = REQUESTS) -> Prose:
     for category, opener in groups:
         by_category.setdefault(category, []).append(opener)
     names = list(by_category)
-    shares = [openers.SHARES[name] for name in names]
+    shares = [SHARES[name] for name in names]
 
     def text(category: str) -> str:
         return " ".join(openers.fill(rng.choice(by_category[category]), rng) for _ in range(rng.choice(OPENERS))).strip()
