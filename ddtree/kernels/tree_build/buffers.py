@@ -103,7 +103,8 @@ class TreeBuffers:
         self.row_indices = self._zeros(rows)  # local index inside the sequence
         self.positions = self._zeros(rows)  # context length + depth
         # Rows begin at multiples of 16 bytes, so that kernels load 16 entries at once.
-        self.ancestor_mask = self._zeros(rows, -(-self.rows_each // 16) * 16, dtype=torch.uint8)[:, : self.rows_each]
+        self.wide_mask = self._zeros(rows, -(-self.rows_each // 16) * 16, dtype=torch.uint8)
+        self.ancestor_mask = self.wide_mask[:, : self.rows_each]
         self.starts = torch.arange(num_sequences + 1, dtype=torch.int32, device=self.device) * self.rows_each
         self.starts.clamp_(max=rows)
         self.counts = self._zeros(num_sequences)  # nodes of each tree, root included
