@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
@@ -16,16 +17,35 @@ from ddtree.tree.build import build_chain, build_ddtree
 from ddtree.tree.draft_tree import DraftTree
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Round:
-    """What one round did for one sequence."""
+    """What one round did for one sequence. With many sequences making arrays of it costs more than the rest of the host's work,
+    so `tree`, `acceptance` and `kept` are made when somebody looks."""
 
-    tree: DraftTree
-    acceptance: Acceptance  # as verified
-    kept: Acceptance  # cut at a stop; what was committed and emitted
-    finish: Finish | None
+    token_ids: list[int]  # kept: cut at a stop; what was committed and emitted
+    num_drafted: int  # nodes verified, the root excluded
+    acceptance_length: int  # as verified
+    seen: Callable[[], tuple[DraftTree, Acceptance]]
+    finish: Finish | None = None
     fault: Exception | None = None  # in this sequence's own part, which committed nothing
     scoring: str | None = None  # how the tree was ranked, factorised or conditioned; None where nothing was drafted
+    budget: int = 0  # most nodes that were asked for
+
+    @property
+    def tree(self) -> DraftTree:
+        return self.seen()[0]
+
+    @property
+    def acceptance(self) -> Acceptance:
+        """As verified."""
+        return self.seen()[1]
+
+    @property
+    def kept(self) -> Acceptance:
+        """As committed."""
+        acceptance, count = self.acceptance, len(self.token_ids)
+        nothing = np.empty(0, dtype=np.int64)
+        return acceptance.cut(count) if count else Acceptance(nothing, acceptance.bonus_token, nothing)
 
 
 class CommitFailed(RuntimeError):
@@ -64,7 +84,7 @@ def decode_round(
         rounds = [contained(*each) for each in zip(sequences, trees, accepted, scorings, strict=True)]
     with clock("commit"):
         for sequence, each in zip(sequences, rounds, strict=True):
-            sequence.token_ids.extend(each.kept.token_ids.tolist())
+            sequence.token_ids.extend(each.token_ids)
         try:
             features = target.commit(sequences, [each.kept.path for each in rounds])
             if drafter:
@@ -85,16 +105,20 @@ def grow(sequence: Sequence, candidates) -> DraftTree:
 
 
 def contained(sequence: Sequence, tree: DraftTree, acceptance: Acceptance, scoring: str | None) -> Round:
-    """`settle`; a fault in it, such as a watcher's, is the sequence's own and commits nothing."""
+    """A round of the host's as it ends."""
+    seen, budget = (tree, acceptance), sequence.tree_budget if sequence.drafts else 0
+    return settle(sequence, acceptance.token_ids.tolist(), tree.num_drafted, lambda: seen, scoring, budget)
+
+
+def settle(
+    sequence: Sequence, token_ids: list[int], num_drafted: int, seen: Callable, scoring: str | None, budget: int
+) -> Round:
+    """What is kept of what was accepted: all of it, or what lies before the request's end. A fault, such as a watcher's, is the
+    sequence's own and commits nothing."""
+    length = len(token_ids)
     try:
-        return settle(sequence, tree, acceptance, scoring)
+        finish = scan(token_ids, sequence.request, sequence.num_emitted)
     except Exception as error:
-        nothing = np.empty(0, dtype=np.int64)
-        return Round(tree, acceptance, Acceptance(nothing, sequence.root_token, nothing), None, error)
-
-
-def settle(sequence: Sequence, tree: DraftTree, acceptance: Acceptance, scoring: str | None) -> Round:
-    """What is kept of what was accepted: all of it, or what lies before the request's end."""
-    finish = scan(acceptance.token_ids, sequence.request, sequence.num_emitted)
-    kept = acceptance if finish is None else acceptance.cut(finish.num_kept)
-    return Round(tree, acceptance, kept, finish, scoring=scoring if tree.num_drafted else None)
+        return Round([], num_drafted, length, seen, None, error)
+    kept = token_ids if finish is None else token_ids[: finish.num_kept]
+    return Round(kept, num_drafted, length, seen, finish, None, scoring if num_drafted else None, budget)

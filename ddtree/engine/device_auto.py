@@ -9,57 +9,32 @@ against what was promised, says how far to believe them.
 from __future__ import annotations
 
 import statistics
+from bisect import bisect_left
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from ddtree.budget.card import Card, acceptance_at, row_for
+from ddtree.engine.belief import Belief, promises
+from ddtree.engine.decode_round import Round
 from ddtree.engine.device_round import RoundShape
 from ddtree.engine.device_rounds import BATCHES, DeviceRounds
 from ddtree.engine.graphs import bucket_of
 from ddtree.engine.sequence import Sequence
-from ddtree.tree.accept import Acceptance
-from ddtree.tree.draft_tree import DraftTree
 
 LADDER = (0, 3, 7, 15, 31, 63, 127, 255)  # budgets to choose among: with the root their rows fill the kernels' tiles
 MEMORY = 0.9  # of a request's rounds
 ENGINE_MEMORY = 0.98  # of what new requests start from
-FADING = (0.5, 0.7, 0.9)  # of what a doubling of the budget brings, against the one before: least, where a tree tells nothing, most
 STICKING = 1.02  # a change must promise 2 % more: launching another shape costs a little
 PROBE_EVERY = 64  # plain rounds between looks at whether drafting would pay again
 MOST_HEARD = 8  # trees that are learnt from per round
 TIMED = 7  # replays per shape
 SPARING = 8  # sequences in a batch from which on the adapter may be left out: its scores cost a sequence's share each
 RECONSIDERED = 16  # rounds of large batches between two looks at whether it pays: a look costs the host something for each
+REPLANNED = 8  # rounds for which the same large batch keeps its budget: its mean moves slowly, and the host has little time
 COMPARED = 7  # tree budget at which the adapter's share of such a round is measured
 COST_MEMORY = 0.9  # of a shape's time, per round of it
-
-
-@dataclass(eq=False)
-class Belief:
-    """What a request's trees promise at each budget of the ladder, and what came of it."""
-
-    promised: np.ndarray  # accepted tokens, bonus excluded, by the trees' own scores
-    accepted: float  # means over recent rounds: accepted tokens,
-    expected: float  # and what was promised of them
-    num_plain: int = 0  # plain rounds since the last tree
-    room: int | None = None  # nodes that memory and the forward have room for; None: no limit
-    wanted: int = 0  # most nodes that may be asked for
-
-    @property
-    def trust(self) -> float:
-        """Accepted over promised."""
-        return self.accepted / max(self.expected, 1e-6)
-
-    def tokens(self, block_size: int) -> np.ndarray:
-        """Tokens a round emits at each budget, bonus included."""
-        return 1 + np.minimum(self.trust * self.promised, block_size - 1)
-
-    def learn(self, promised: np.ndarray, accepted: float, expected: float, memory: float) -> None:
-        self.promised = memory * self.promised + (1 - memory) * promised
-        self.accepted = memory * self.accepted + (1 - memory) * accepted
-        self.expected = memory * self.expected + (1 - memory) * expected
 
 
 class DeviceAuto:
@@ -71,18 +46,23 @@ class DeviceAuto:
         """`card` as `start_auto` takes it; `drafter_card` says what the drafter reaches without the adapter, if it has one."""
         self.rounds, self.block_size = rounds, block_size
         self.cards = {True: card, False: drafter_card or card}
-        self.ladder = np.array([budget for budget in LADDER if budget <= max_budget])
+        self.rungs = [budget for budget in LADDER if budget <= max_budget]
+        self.ladder = np.array(self.rungs)
         # Milliseconds at each budget of the ladder, by batch, sampling and scoring.
         self.costs: dict[tuple[int, bool, bool], np.ndarray] = {}
         self.regimes: dict[tuple[bool, bool], Belief] = {}  # by greedy and conditioned
         self.chosen = 0
+        self.probing = False  # whether the last plan is to see whether drafting would pay again
         self.turn = 0
         self.sparing = False  # whether the adapter was left out of the last large batch's rounds
         self.settled = 0  # rounds of large batches for which that stays
+        self.choosing = False  # whether the last batch's scoring is ours to choose
+        self.planned: SequenceOf[Sequence] = ()  # the last batch,
+        self.kept = 0  # and rounds for which its plan stays
 
     def describe(self) -> str:
         """What a round costs, in one line."""
-        costs = ", ".join(f"{b} {ms:.2f}" for b, ms in zip(self.ladder, self.costs_of(1, False), strict=False))
+        costs = ", ".join(f"{b} {ms:.2f}" for b, ms in zip(self.rungs, self.costs_of(1, False), strict=False))
         return f"ms of a round by tree budget: {costs}"
 
     def prepare(self, max_running: int, prefill_chunk: int) -> None:
@@ -105,7 +85,7 @@ class DeviceAuto:
             if not conditioned and key[0] >= SPARING and scored is not None:
                 # The adapter costs about the same at every budget, and a capture takes its time.
                 plain_shape = self._compared(*key[:2])
-                share = scored[self.ladder.tolist().index(plain_shape.max_budget)] - self._time(plain_shape)
+                share = scored[self.rungs.index(plain_shape.max_budget)] - self._time(plain_shape)
                 self.costs[key] = np.where(self.ladder[: len(scored)] > 0, np.maximum(scored - share, scored[0]), scored)
             else:
                 self.costs[key] = np.array([self._time(shape) for shape in self._shapes(*key)])
@@ -114,13 +94,13 @@ class DeviceAuto:
     def _shapes(self, num_sequences: int, sampled: bool, conditioned: bool) -> list[RoundShape]:
         """One for each budget of the ladder that fits."""
         most = max(self.rounds.state.max_rows, num_sequences)
-        fitting = [budget for budget in self.ladder.tolist() if num_sequences * (1 + budget) <= most]
+        fitting = [budget for budget in self.rungs if num_sequences * (1 + budget) <= most]
         return [RoundShape(num_sequences, budget, sampled, conditioned and budget > 0) for budget in fitting]
 
     def _compared(self, num_sequences: int, sampled: bool) -> RoundShape:
         """The round at which the adapter's share is measured, without it."""
         fitting = self._shapes(num_sequences, sampled, False)
-        return fitting[min(int(np.searchsorted(self.ladder, COMPARED)), len(fitting) - 1)]
+        return fitting[min(bisect_left(self.rungs, COMPARED), len(fitting) - 1)]
 
     def open(self, sequence: Sequence) -> None:
         """Give a new sequence what is known so far."""
@@ -140,7 +120,8 @@ class DeviceAuto:
         """Leave the adapter out of a large batch's rounds while its scores cost more than they bring. A belief follows by what
         trees of the one kind promise on average over those of the other."""
         drafting = [s for s in sequences if s.drafts]
-        if len(sequences) >= SPARING and drafting and all(s.auto is not None and may_be_spared(s) for s in drafting):
+        self.choosing = len(sequences) >= SPARING and bool(drafting) and all(s.auto is not None and may_be_spared(s) for s in drafting)
+        if self.choosing:
             self.settled -= 1
             if self.settled < 0:
                 rates = {sparing: self._rate(sequences, drafting, sparing) for sparing in (False, True)}
@@ -151,7 +132,7 @@ class DeviceAuto:
             sparing = False
         for sequence in drafting:
             if sequence.auto is not None and sequence.spared != sparing and sequence.conditioned:
-                sequence.auto.promised = self._promised(sequence, sparing)
+                sequence.auto.promise(self._promised(sequence, sparing))
                 sequence.spared = sparing
 
     def _rate(self, sequences: SequenceOf[Sequence], drafting: list[Sequence], sparing: bool) -> float:
@@ -159,7 +140,7 @@ class DeviceAuto:
         sampled = any(not s.request.sampling.greedy for s in sequences)
         costs = self.costs_of(len(sequences), sampled, not sparing)
         beliefs = [replace(s.auto, promised=self._promised(s, sparing)) for s in drafting]
-        tokens = sum(belief.tokens(self.block_size)[: len(costs)] for belief in beliefs) + len(sequences) - len(drafting)
+        tokens = self._tokens(beliefs, len(costs)) + len(sequences) - len(drafting)
         return float((tokens / costs).max())
 
     def _promised(self, sequence: Sequence, sparing: bool) -> np.ndarray:
@@ -170,18 +151,26 @@ class DeviceAuto:
         seen, asked = (self._regime(sequence, not spared).promised for spared in (sequence.spared, sparing))
         return promised * np.clip(asked / np.maximum(seen, 1e-6), 0.5, 2.0)
 
+    def _tokens(self, beliefs: SequenceOf[Belief], count: int) -> np.ndarray:
+        """Tokens that a round of these emits in all, at each of the first budgets of the ladder."""
+        columns = zip(*(belief.tokens(self.block_size) for belief in beliefs), strict=True)
+        return np.array([sum(column) for column in columns])[:count]
+
     def plan(self, sequences: SequenceOf[Sequence]) -> None:
         """One budget for all that ask, the one of most tokens per second of the whole batch; and the scoring of a large one."""
+        if self._stays(sequences):
+            return
         asking = [sequence for sequence in sequences if sequence.auto is not None]
+        self.planned, self.kept, self.probing = sequences, REPLANNED - 1, False
         if not asking:
             return
         self._choose_scoring(sequences)
         costs = self._costs_for(sequences)
-        tokens = sum(sequence.auto.tokens(self.block_size)[: len(costs)] for sequence in asking)
+        tokens = self._tokens([sequence.auto for sequence in asking], len(costs))
         fixed = [sequence for sequence in sequences if sequence.auto is None]
         if fixed:
             # They take their part of the rows whatever is chosen here.
-            floor = int(np.searchsorted(self.ladder[: len(costs) - 1], max(s.tree_budget for s in fixed)))
+            floor = bisect_left(self.rungs[: len(costs) - 1], max(s.tree_budget for s in fixed))
             costs = np.maximum(costs, costs[floor])
             tokens = tokens + sum(s.stats.mean_acceptance_length or 1.0 for s in fixed)
         rates = tokens / costs
@@ -190,12 +179,28 @@ class DeviceAuto:
             best = self.chosen
         self.chosen = best
         if best == 0 and len(costs) > 1 and min(s.auto.num_plain for s in asking) >= PROBE_EVERY:
-            best = 1
+            best, self.probing, self.kept = 1, True, 0
+        budget = self.rungs[best]
         for sequence in asking:
             room = sequence.auto.room
-            budget = int(self.ladder[best])
             sequence.tree_budget = budget if room is None else min(budget, room)
-            sequence.stats.probe_rounds += best != self.chosen
+
+    def _stays(self, sequences: SequenceOf[Sequence]) -> bool:
+        """Whether a large batch, of the same sequences, goes on as planned."""
+        if sequences is not self.planned or len(sequences) < SPARING or not self.kept or (self.choosing and not self.settled):
+            return False
+        if any(s.auto is not None and s.auto.room is not None and s.auto.room < s.tree_budget for s in sequences):
+            return False
+        self.kept -= 1
+        self.settled -= self.choosing
+        return True
+
+    def launched(self, sequences: SequenceOf[Sequence]) -> bool:
+        """The round as planned is on its way: whether it is a probe. Until that is read there is no other."""
+        for sequence in sequences if self.probing else ():
+            if sequence.auto is not None:
+                sequence.auto.num_plain = 0
+        return self.probing
 
     def calibrate(self, sequences, candidates):
         """The candidates as they are: belief is kept per tree here, not per token."""
@@ -205,41 +210,57 @@ class DeviceAuto:
         """The trees as they are."""
         return trees
 
-    def learn(self, sequences: SequenceOf[Sequence], rounds: SequenceOf, clock) -> None:
+    def learn(self, sequences: SequenceOf[Sequence], rounds: SequenceOf[Round], clock) -> None:
         """After a round with the host in between."""
-        self.observe([(s, each.tree, each.acceptance) for s, each in zip(sequences, rounds, strict=True)])
+        self.observe(list(zip(sequences, rounds, strict=True)), probing=self.probing)
 
-    def observe(self, results: list[tuple[Sequence, DraftTree | None, Acceptance]], scored: bool | None = None) -> None:
-        """What a round's trees promised and what was accepted; `scored`: whether with the adapter, None: as planned."""
-        costs = self._costs_for([sequence for sequence, _, _ in results])
+    def observe(self, results: list[tuple[Sequence, Round]], shape: RoundShape | None = None, probing: bool = False) -> None:
+        """What a round's trees promised and what was accepted. `shape` that it ran in; None: as planned."""
+        if not results:
+            return
+        scored = None if shape is None else shape.conditioned
+        costs = None if shape is None else self.costs.get((shape.num_sequences, shape.sampled, scored))
+        costs = (self._costs_for([sequence for sequence, _ in results]) if costs is None else costs).tolist()
         # With many sequences a tree of each tells more than the host has time to hear: some in turn are enough.
         stride = max(1, len(results) // MOST_HEARD)
         self.turn = (self.turn + 1) % stride
-        for place, (sequence, tree, acceptance) in enumerate(results):
+        heard, rungs, plain_ms = [], {}, costs[0]
+        for place, (sequence, each) in enumerate(results):
             belief = sequence.auto
             if belief is None:
                 continue
-            num_drafted = 0 if tree is None else tree.num_drafted
-            rung = min(int(np.searchsorted(self.ladder, num_drafted)), len(costs) - 1)
-            stats, predicted = sequence.stats, float(belief.tokens(self.block_size)[rung])
+            num_drafted = each.num_drafted
+            if num_drafted not in rungs:
+                rungs[num_drafted] = min(bisect_left(self.rungs, num_drafted), len(costs) - 1)
+            rung = rungs[num_drafted]
+            stats, predicted = sequence.stats, belief.tokens(self.block_size)[rung]
             stats.predicted_tokens += predicted
             stats.predicted_s += costs[rung] / 1000
-            stats.predicted_plain_s += predicted * costs[0] / 1000
+            stats.predicted_plain_s += predicted * plain_ms / 1000
+            stats.probe_rounds += probing
             belief.num_plain = 0 if num_drafted else belief.num_plain + 1
-            planned = sequence.conditioned and not sequence.spared
-            if num_drafted and place % stride == self.turn and scored in (None, planned):
-                promised, expected = promises(tree, self.ladder)
-                for each, memory in ((belief, MEMORY), (self._regime(sequence, planned), ENGINE_MEMORY)):
-                    each.learn(promised, acceptance.acceptance_length - 1, expected, memory)
+            if num_drafted and place % stride == self.turn:
+                planned = sequence.conditioned and not sequence.spared
+                if scored in (None, planned):
+                    heard.append((sequence, each, planned))
+        if heard:
+            self._hear(heard)
+
+    def _hear(self, heard: list[tuple[Sequence, Round, bool]]) -> None:
+        """Learn from the trees of some."""
+        promised, expected = promises([each.tree for _, each, _ in heard], self.ladder)
+        for (sequence, each, planned), row, whole in zip(heard, promised, expected, strict=True):
+            for belief, memory in ((sequence.auto, MEMORY), (self._regime(sequence, planned), ENGINE_MEMORY)):
+                belief.learn(row, each.acceptance_length - 1, whole, memory)
 
     def timed(self, shape: RoundShape, seconds: float) -> None:
         """A round of this shape took so long on the device: what it costs now, contexts being what they are."""
         if shape.chain:
             return  # not among what is chosen from
-        rung = int(np.searchsorted(self.ladder, shape.max_budget))
+        rung = bisect_left(self.rungs, shape.max_budget)
         for conditioned in (False, True):  # a plain round costs the same in both
             costs = self.costs.get((shape.num_sequences, shape.sampled, conditioned))
-            known = costs is not None and rung < len(costs) and self.ladder[rung] == shape.max_budget
+            known = costs is not None and rung < len(costs) and self.rungs[rung] == shape.max_budget
             if known and shape.conditioned == (conditioned and shape.max_budget > 0):
                 costs[rung] += (1 - COST_MEMORY) * (1000 * seconds - costs[rung])
 
@@ -265,21 +286,3 @@ class DeviceAuto:
 def may_be_spared(sequence: Sequence) -> bool:
     """Whether the adapter may be left out: it is there, and the request did not ask for it by name."""
     return sequence.conditioned and sequence.request.scoring is None
-
-
-def promises(tree: DraftTree, ladder: np.ndarray) -> tuple[np.ndarray, float]:
-    """Accepted tokens that the scores promise at each budget of the ladder, and for the tree as it is.
-
-    Nodes come best first, so a smaller budget is a prefix. Beyond the tree each doubling brings a falling share of the last one:
-    the share that the tree's own last doubling brought of the one before it.
-    """
-    sums = np.concatenate([[0.0], np.exp(tree.scores[1:].astype(np.float64)).cumsum()])
-    num = tree.num_drafted
-    within = np.minimum(ladder, num)
-    promised = sums[within]
-    last, before = sums[num] - sums[num // 2], sums[num // 2] - sums[num // 4]
-    least, usual, most = FADING
-    fading = float(np.clip(last / before, least, most)) if num >= 4 and before > 0 else usual
-    doublings = np.log2(np.maximum(ladder, 1) / num).clip(min=0)
-    promised = promised + last * fading * (1 - fading**doublings) / (1 - fading)
-    return promised, float(sums[num])

@@ -14,6 +14,7 @@ import torch
 from ddtree.caches.pooled_rows import STEP, TREE, PooledRows, consecutive_rows
 from ddtree.engine.graphs import WARM_UPS, Graph, Marks
 from ddtree.engine.pooled_state import NEVER, PooledState
+from ddtree.engine.round_report import RoundReport, report_width
 from ddtree.engine.stats import STAGES
 from ddtree.kernels.fused import argmax
 from ddtree.kernels.sample import choose_pooled, streams_pooled
@@ -25,8 +26,6 @@ from ddtree.kernels.tree_build import (
     top_candidates_pooled,
 )
 from ddtree.sampling.choose import LEAST_TEMPERATURE, RANK_LOGITS
-from ddtree.tree.accept import Acceptance
-from ddtree.tree.draft_tree import DraftTree
 
 
 @dataclass(frozen=True)
@@ -237,15 +236,17 @@ class DeviceRound:
         torch.cat([part.to(torch.int64) for part in parts], dim=1, out=self.report)
 
     @torch.inference_mode()
-    def launch(self, slots: list[int], roots: list[int], budgets: list[int], depths: list[int]) -> Lane:
-        """Upload who takes part (padded with the dummy slot), and queue the round."""
-        self.num_real = len(slots)
+    def launch(self, slots: list[int], roots: list[int] | None, budgets: list[int], depths: list[int]) -> Lane:
+        """Upload who takes part (padded with the dummy slot), and queue the round; waits for nothing on the device. `roots` None:
+        those that the round before will have left there."""
+        self.num_real, device = len(slots), self.state.device
         padding = self.shape.num_sequences - len(slots)
-        places = torch.tensor(slots + [self.state.dummy] * padding, dtype=torch.int32)
-        self.slots.copy_(places)
-        self.budgets.copy_(torch.tensor(budgets + [-1] * padding, dtype=torch.int32))
-        self.num_depths.copy_(torch.tensor(depths + [0] * padding, dtype=torch.int32))
-        self.state.roots.index_copy_(0, self.slots.long(), torch.tensor(roots + [0] * padding).to(self.slots.device))
+        columns = [slots + [self.state.dummy] * padding, budgets + [-1] * padding, depths + [0] * padding, (roots or []) + [0] * padding]
+        values = torch.tensor(columns if roots else columns[:3], pin_memory=device.type == "cuda").to(device, non_blocking=True)
+        for buffer, column in zip((self.slots, self.budgets, self.num_depths), values, strict=False):
+            buffer.copy_(column)
+        if roots:
+            self.state.roots.index_copy_(0, values[0], values[3])
         return self.relaunch()
 
     def relaunch(self) -> Lane:
@@ -255,26 +256,6 @@ class DeviceRound:
         lane.launch()
         return lane
 
-    def emitted(self, report: np.ndarray) -> list[list[int]]:
-        """The tokens that each sequence emitted: all that the host must know to launch the next round."""
-        return [row[1 : 1 + row[0]] for row in report[:, : 1 + self.path_rows].tolist()]
-
-    def read(self, report: np.ndarray) -> list[tuple[DraftTree | None, Acceptance]]:
-        """Each sequence's tree (None in a plain round) and acceptance."""
-        return [self._read_row(row) for row in report]
-
-    def _read_row(self, row: np.ndarray) -> tuple[DraftTree | None, Acceptance]:
-        length, rows = int(row[0]), self.path_rows
-        emitted, path = row[1 : 1 + length], row[1 + rows : 1 + rows + length]
-        acceptance = Acceptance(path, int(emitted[-1]), emitted)
-        if not self.shape.max_budget:
-            return None, acceptance
-        count, arrays = int(row[1 + 2 * rows]), row[2 + 2 * rows :].reshape(4, -1)
-        token_ids, parents, depths, scores = (array[:count] for array in arrays)
-        tree = DraftTree(token_ids, parents.astype(np.int32), depths.astype(np.int32), scores.astype(np.int32).view(np.float32))
-        return tree, acceptance
-
-
-def report_width(path_rows: int, rows_each: int) -> int:
-    """int64 values a sequence's report has: a length, emitted tokens, the path; then the tree, if there is one."""
-    return 1 + 2 * path_rows + (1 + 4 * rows_each if rows_each > 1 else 0)
+    def read(self, report: np.ndarray) -> RoundReport:
+        """What a lane's report says."""
+        return RoundReport(report, self.path_rows, self.shape.max_budget > 0)

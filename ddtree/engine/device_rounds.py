@@ -16,17 +16,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from ddtree.caches.pooled_rows import PREFILL, consecutive_rows
-from ddtree.engine.decode_round import Round, contained
+from ddtree.engine.decode_round import Round, settle
 from ddtree.engine.device_round import DeviceRound, Lane, RoundShape
 from ddtree.engine.graphs import bucket_of
 from ddtree.engine.pooled_state import PooledState
+from ddtree.engine.round_report import RoundReport
 from ddtree.engine.sequence import Sequence
 from ddtree.engine.stats import StageClock
 from ddtree.kernels.compiling import compile_ahead
 from ddtree.kernels.fused import argmax
 from ddtree.models.adapter import PAIRWISE
-from ddtree.tree.accept import Acceptance
-from ddtree.tree.draft_tree import DraftTree
 
 if TYPE_CHECKING:
     from ddtree.engine.device_auto import DeviceAuto
@@ -36,20 +35,19 @@ BUDGETS = (0, 2, 3, 4, 7, 8, 15, 16, 24, 31, 32, 48, 63, 64, 80, 96, 127, 128, 1
 
 
 class Flight(NamedTuple):
-    """A round that was launched and not yet read."""
+    """A round that was launched and not yet read. Its list of sequences is the same one from round to round for as long as they
+    are, so that what holds for all of them is looked up by it."""
 
     device_round: DeviceRound
     sequences: list[Sequence]
     budgets: list[int]
+    rows: list[int]  # that each tree stages, its draft included
+    probing: bool  # whether auto looks whether drafting would pay again
     lane: Lane
 
-    def again(self) -> Flight:
+    def again(self, probing: bool) -> Flight:
         """The same round once more, for which all of the sequences' state is on the device already."""
-        return self._replace(lane=self.device_round.relaunch())
-
-    def rows_of(self, budget: int) -> int:
-        """Rows that a tree of so many nodes stages, its draft included."""
-        return max(1 + budget, self.device_round.num_slots) if budget else 1
+        return self._replace(probing=probing, lane=self.device_round.relaunch())
 
 
 class DeviceRounds:
@@ -62,14 +60,19 @@ class DeviceRounds:
         self._rounds: dict[RoundShape, DeviceRound] = {}
         self._compiled: set[RoundShape] = set()
         self._flying: deque[Flight] = deque()  # oldest first
+        self._suitable: SequenceOf[Sequence] = ()  # the last ones that were found so
 
     def takes(self, sequences: SequenceOf[Sequence], ahead: int = 0) -> bool:
         """Whether a round of these, `ahead` tokens from now, needs nothing of the host."""
-        fitting = all(suits(s) and self._within_drafter(s, ahead) for s in sequences) and self._fits(sequences)
-        if len({s.request.chain for s in sequences if s.drafts}) > 1:
-            return False  # a captured round builds chains or trees
+        if sequences is not self._suitable:
+            # A captured round builds chains or trees.
+            if not all(map(suits, sequences)) or len({s.request.chain for s in sequences if s.drafts}) > 1:
+                return False
+            self._suitable = sequences
+        if not self._within_drafter(sequences, ahead) or not self._fits(sequences):
+            return False
         # Scores that sum whole paths up are asked for level by level.
-        return fitting and (self._scores_pairs or not any(s.conditioned and s.tree_budget for s in sequences))
+        return self._scores_pairs or not any(s.conditioned and s.tree_budget for s in sequences)
 
     def run(self, sequences: SequenceOf[Sequence], clock: StageClock) -> list[tuple[Sequence, Round]]:
         """Finish the round in flight, or launch one for `sequences` and finish it; launch the next if nobody ends.
@@ -79,40 +82,43 @@ class DeviceRounds:
         if not self._flying:
             self._launch(list(sequences))
         flight = self._flying[0]
-        same = len(flight.sequences) == len(sequences) and all(map(operator.is_, flight.sequences, sequences))
-        same = same and self.runs_ahead
+        members = len(flight.sequences) == len(sequences) and all(map(operator.is_, flight.sequences, sequences))
+        same = members and self.runs_ahead
         if same and len(self._flying) == 1:
             self._run_ahead(flight)
-        report = flight.lane.wait()
+        report = flight.device_round.read(flight.lane.wait())
         self._flying.popleft()
         if same and not self._flying:
-            self._go_on(flight, flight.device_round.emitted(report))
+            self._go_on(flight, report.token_ids)
         # From here on the device is busy again, in the other lane.
         stages = flight.lane.marks.seconds()
         for stage, seconds in stages.items():
             clock.seconds[stage] += seconds
         if self.auto is not None:
             self.auto.timed(flight.device_round.shape, sum(stages.values()))
-        places = [place for place, sequence in enumerate(flight.sequences) if sequence in sequences]
-        results = flight.device_round.read(report[places])  # of those that have left there may be nothing to read
-        live = [(flight.sequences[place], *result) for place, result in zip(places, results, strict=True)]
+        # Of those that have left there may be nothing to read.
+        places = [place for place, sequence in enumerate(flight.sequences) if members or sequence in sequences]
+        results = [(flight.sequences[place], self._settle(flight, report, place)) for place in places]
         if self.auto is not None:
-            self.auto.observe(live, flight.device_round.shape.conditioned)
-        return [(sequence, self._settle(sequence, tree, acceptance, flight)) for sequence, tree, acceptance in live]
+            self.auto.observe(results, flight.device_round.shape, flight.probing)
+        return results
 
-    def _settle(self, sequence: Sequence, tree: DraftTree | None, acceptance: Acceptance, flight: Flight) -> Round:
+    def _settle(self, flight: Flight, report: RoundReport, place: int) -> Round:
+        sequence, token_ids, num_drafted = flight.sequences[place], report.token_ids[place], report.num_drafted[place]
         scoring = "conditioned" if flight.device_round.shape.conditioned else "factorised"
-        tree = tree or DraftTree.root_only(sequence.root_token)
-        each = contained(sequence, tree, acceptance, scoring)
+        seen = partial(report.seen, place, sequence.root_token)
+        each = settle(sequence, token_ids, num_drafted, seen, scoring, flight.budgets[place])
         state = sequence.target_state
-        state.exact = each.kept.acceptance_length == self._kept_on_device(sequence, acceptance, each.finish is not None)
-        sequence.token_ids.extend(each.kept.token_ids.tolist())
+        # Where it goes on, the device has cut nothing either.
+        whole = each.finish is None and each.fault is None
+        state.exact = whole or len(each.token_ids) == self._kept_on_device(sequence, token_ids, each.finish is not None)
+        sequence.token_ids.extend(each.token_ids)
         return each
 
-    def _kept_on_device(self, sequence: Sequence, acceptance: Acceptance, ended: bool) -> int:
+    def _kept_on_device(self, sequence: Sequence, token_ids: list[int], ended: bool) -> int:
         """Tokens of this round that the slot has gone on by (`DeviceRound.cut`); -1 if a round in vain has taken it further."""
         stops = sequence.target_state.stops
-        token_ids = acceptance.token_ids[: sequence.num_remaining].tolist()
+        token_ids = token_ids[: sequence.num_remaining]
         stop = next((place for place, token_id in enumerate(token_ids, 1) if token_id in stops), None)
         if ended and stop is None and len(token_ids) < sequence.num_remaining and self._takes_part(sequence):
             return -1  # only the host saw an end
@@ -184,15 +190,18 @@ class DeviceRounds:
             num_sequences=bucket_of(len(sequences), BATCHES),
             max_budget=budget,
             sampled=any(not s.request.sampling.greedy for s in sequences),
-            conditioned=budget > 0 and all(s.conditioned and not s.spared for s in sequences if s.tree_budget),
+            conditioned=budget > 0 and ranks_conditioned(sequences),
             absorbs=any(s.drafts for s in sequences),
             chain=chain,
         )
 
-    def _within_drafter(self, sequence: Sequence, ahead: int) -> bool:
+    def _within_drafter(self, sequences: SequenceOf[Sequence], ahead: int) -> bool:
         # Past the context that the drafter was made for, the host decides.
         limit = self.state.drafter_context
-        return not sequence.drafts or limit is None or sequence.context_length + ahead + self.state.block_size < limit
+        if limit is None:
+            return True
+        most = limit - ahead - self.state.block_size  # tokens that are committed
+        return all(len(s.token_ids) <= most for s in sequences if s.drafts)
 
     def _fits(self, sequences: SequenceOf[Sequence]) -> bool:
         pinned = [s for s in sequences if s.auto is None]  # the others are planned to fit
@@ -202,45 +211,66 @@ class DeviceRounds:
 
     def _run_ahead(self, flight: Flight) -> None:
         """Launch the round after `flight` before that one's tokens are known, unless it could be in vain for sure."""
-        most = flight.device_round.path_rows
-        go_on = all(s.num_remaining > 2 * most for s in flight.sequences) and self.takes(flight.sequences, ahead=2 * most)
-        if go_on and self._holds(flight, [most] * len(flight.sequences)):
-            self._flying.append(flight.again())
-
-    def _holds(self, flight: Flight, ahead: list[int]) -> bool:
-        """Whether each sequence may have its tree of this flight again, and has the pages for it, so many tokens from now."""
-        given = self.state.table.rows_given
-        return all(
-            budget == budget_of(s) and s.context_length + more + flight.rows_of(budget) <= given(s.target_state.slot)
-            for s, budget, more in zip(flight.sequences, flight.budgets, ahead, strict=True)
-        )
+        most, sequences = flight.device_round.path_rows, flight.sequences
+        if all(len(s.token_ids) < s.ends_at - 2 * most for s in sequences) and self.takes(sequences, ahead=2 * most):
+            self._follow(flight, [most] * len(sequences), None)
 
     def _go_on(self, flight: Flight, emitted: list[list[int]]) -> None:
         """Launch the next round of the same sequences, if none may have ended; the host has not taken in their tokens yet."""
         sequences = flight.sequences
-        if any(map(may_end, sequences, emitted)) or not self.takes(sequences):
-            return
+        if not any(map(may_end, sequences, emitted)) and self.takes(sequences):
+            self._follow(flight, [len(token_ids) for token_ids in emitted], [token_ids[-1] for token_ids in emitted])
+
+    def _follow(self, flight: Flight, ahead: list[int], roots: list[int] | None) -> None:
+        """The round after `flight`, in which each sequence goes on by so many tokens at most, if their pages hold it. `roots`
+        None: only the device knows them."""
+        sequences, given = flight.sequences, self.state.table.rows_given
         if self.auto is not None:
             self.auto.plan(sequences)
-        ahead = [len(token_ids) for token_ids in emitted]
-        same = self.shape_of(sequences).conditioned == flight.device_round.shape.conditioned
-        if same and self._holds(flight, ahead):
-            self._flying.append(flight.again())
-        elif self._holds(flight._replace(budgets=[budget_of(s) for s in sequences]), ahead):
-            self._upload(sequences, [token_ids[-1] for token_ids in emitted])
+        budgets = [budget_of(sequence) for sequence in sequences]
+        device_round, same = flight.device_round, budgets == flight.budgets
+        if same and self.auto is not None:  # it chooses the scoring too
+            same = device_round.shape.conditioned == (device_round.shape.max_budget > 0 and ranks_conditioned(sequences))
+        if not same:
+            shape = self.shape_of(sequences)
+            if roots is None and shape not in self._rounds:
+                return  # a capture takes seconds: not while there is something to read
+            device_round = self.prepare(shape)
+        rows = flight.rows if same else rows_of(device_round, budgets)
+        if any(len(s.token_ids) - 1 + more + n > given(s.target_state.slot) for s, more, n in zip(sequences, ahead, rows, strict=True)):
+            return
+        if same:
+            self._flying.append(flight.again(self._launched(sequences)))
+        else:
+            self._upload(device_round, sequences, budgets, roots)
+
+    def _launched(self, sequences: list[Sequence]) -> bool:
+        """Whether the round that is launched now is one of auto's probes."""
+        return self.auto is not None and self.auto.launched(sequences)
 
     def _launch(self, sequences: list[Sequence]) -> None:
         if self.auto is not None:
             self.auto.plan(sequences)
-        self._upload(sequences, [sequence.root_token for sequence in sequences])
+        budgets = [budget_of(sequence) for sequence in sequences]
+        self._upload(self.prepare(self.shape_of(sequences)), sequences, budgets, [sequence.root_token for sequence in sequences])
 
     @torch.inference_mode()
-    def _upload(self, sequences: list[Sequence], roots: list[int]) -> None:
-        device_round = self.prepare(self.shape_of(sequences))
+    def _upload(self, device_round: DeviceRound, sequences: list[Sequence], budgets: list[int], roots: list[int] | None) -> None:
         slots = [sequence.target_state.slot for sequence in sequences]
-        budgets = [budget_of(sequence) for sequence in sequences]
         depths = [min(budget, device_round.num_slots - 1) for budget in budgets]
-        self._flying.append(Flight(device_round, sequences, budgets, device_round.launch(slots, roots, budgets, depths)))
+        lane = device_round.launch(slots, roots, budgets, depths)
+        rows = rows_of(device_round, budgets)
+        self._flying.append(Flight(device_round, sequences, budgets, rows, self._launched(sequences), lane))
+
+
+def rows_of(device_round: DeviceRound, budgets: list[int]) -> list[int]:
+    """Rows that trees of so many nodes stage, their drafts included."""
+    return [max(1 + budget, device_round.num_slots) if budget else 1 for budget in budgets]
+
+
+def ranks_conditioned(sequences: SequenceOf[Sequence]) -> bool:
+    """Whether a round of these is ranked by the adapter."""
+    return all(s.conditioned and not s.spared for s in sequences if s.tree_budget)
 
 
 def budget_of(sequence: Sequence) -> int:

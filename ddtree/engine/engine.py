@@ -288,11 +288,12 @@ class Engine:
             failure, rounds = error, list(zip(sequences, error.rounds, strict=True))
         except Exception as error:
             failure, rounds = error, []
-        elapsed, emissions = time.perf_counter() - started, []
-        for sequence, each in rounds:
-            emissions.append(self._conclude(sequence, each, clock, elapsed))
+        elapsed = time.perf_counter() - started
+        emissions = [self._conclude(sequence, each, clock, elapsed) for sequence, each in rounds]
+        if failure is None:
+            return emissions
         left = [sequence for sequence in sequences if sequence in self.scheduler.running]
-        return emissions + (self._contain(left, failure, again) if failure else [])
+        return emissions + self._contain(left, failure, again)
 
     def _rounds(self, sequences: list[Sequence], clock: StageClock) -> list[tuple[Sequence, Round]]:
         """One round of each, on the device alone where nothing of it needs the host."""
@@ -308,8 +309,7 @@ class Engine:
         sequence.suspect = False
         record(sequence, each, clock, elapsed)
         trace = traced(sequence, each, clock, elapsed) if sequence.request.trace else None
-        emission = self._emit(sequence, tuple(each.kept.token_ids.tolist()), each.finish, trace)
-        return replace(emission, round=RoundCount(each.tree.num_drafted, each.acceptance.acceptance_length))
+        return self._emit(sequence, tuple(each.token_ids), each.finish, trace, RoundCount(each.num_drafted, each.acceptance_length))
 
     def _contain(self, sequences: list[Sequence], error: Exception, again: bool) -> list[Emission]:
         """A round of these failed. Alone, a sequence ends; of several nobody knows whose fault it was, so all are computed
@@ -335,11 +335,18 @@ class Engine:
         return emissions
 
     def _emit(
-        self, sequence: Sequence, token_ids: tuple[int, ...], finish: Finish | None, trace: RoundTrace | None = None
+        self,
+        sequence: Sequence,
+        token_ids: tuple[int, ...],
+        finish: Finish | None,
+        trace: RoundTrace | None = None,
+        count: RoundCount | None = None,
     ) -> Emission:
-        logprobs, sequence.logprobs = tuple(sequence.logprobs), []
+        logprobs = ()
+        if sequence.logprobs:
+            logprobs, sequence.logprobs = tuple(sequence.logprobs), []
         if finish is None:
-            return Emission(sequence.request_id, token_ids, logprobs=logprobs, trace=trace)
+            return Emission(sequence.request_id, token_ids, logprobs=logprobs, trace=trace, round=count)
         remember(self.prefix, sequence, self.drafter)
         self._leave(sequence)
         return Emission(
@@ -350,6 +357,7 @@ class Engine:
             logprobs=logprobs,
             stats=sequence.stats,
             trace=trace,
+            round=count,
         )
 
     def _leave(self, sequence: Sequence) -> None:

@@ -23,9 +23,13 @@ def scan(emitted: SequenceOf[int], request: Request, num_before: int) -> Finish 
     A stop inside the budget wins over the cap, a cap before the stop is `length`. The stop token itself is kept:
     it counts in usage, the text leaves it out.
     """
+    ends, stops = request.eos_token_ids, request.stop_token_ids
+    within = request.watcher is None and num_before + len(emitted) < request.max_tokens
+    if within and ends.isdisjoint(emitted) and stops.isdisjoint(emitted):
+        return None
     for count, token_id in enumerate(emitted, start=1):
         token_id = int(token_id)
-        if token_id in request.eos_token_ids or token_id in request.stop_token_ids:
+        if token_id in ends or token_id in stops:
             return Finish(count, "stop", token_id)
         if request.watcher is not None:
             stop_string = request.watcher.feed(token_id)

@@ -68,6 +68,7 @@ class Sequence:
 
     def __post_init__(self):
         self.token_ids = list(self.request.prompt_token_ids)
+        self.ends_at = len(self.token_ids) + self.request.max_tokens  # tokens, prompt and all, after which it is over
 
     def open_noise(self, vocab_size: int, device: torch.device) -> None:
         """Key the noise by (seed, choice index, prompt); design.md §5."""
@@ -151,7 +152,7 @@ class Sequence:
     @property
     def num_remaining(self) -> int:
         """Tokens it may still emit."""
-        return self.request.max_tokens - self.num_emitted
+        return self.ends_at - len(self.token_ids)
 
     @property
     def drafts(self) -> bool:
