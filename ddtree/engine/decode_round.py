@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from ddtree.engine.auto import AutoBudget
 from ddtree.engine.finish import Finish, scan
+from ddtree.engine.round_report import Place
 from ddtree.engine.sequence import Sequence
 from ddtree.engine.stats import StageClock
 from ddtree.tree.accept import Acceptance, accept
 from ddtree.tree.build import build_chain, build_ddtree
 from ddtree.tree.draft_tree import DraftTree
+
+
+class Seen(NamedTuple):
+    """What a round verified and accepted, as arrays. One on the device makes them when asked (`round_report.Place`)."""
+
+    tree: DraftTree
+    acceptance: Acceptance
+
+    @property
+    def scores(self) -> np.ndarray:
+        return self.tree.scores
 
 
 @dataclass(eq=False, slots=True)
@@ -25,7 +37,7 @@ class Round:
     token_ids: list[int]  # kept: cut at a stop; what was committed and emitted
     num_drafted: int  # nodes verified, the root excluded
     acceptance_length: int  # as verified
-    seen: Callable[[], tuple[DraftTree, Acceptance]]
+    seen: Seen | Place
     finish: Finish | None = None
     fault: Exception | None = None  # in this sequence's own part, which committed nothing
     scoring: str | None = None  # how the tree was ranked, factorised or conditioned; None where nothing was drafted
@@ -33,12 +45,12 @@ class Round:
 
     @property
     def tree(self) -> DraftTree:
-        return self.seen()[0]
+        return self.seen.tree
 
     @property
     def acceptance(self) -> Acceptance:
         """As verified."""
-        return self.seen()[1]
+        return self.seen.acceptance
 
     @property
     def kept(self) -> Acceptance:
@@ -106,12 +118,12 @@ def grow(sequence: Sequence, candidates) -> DraftTree:
 
 def contained(sequence: Sequence, tree: DraftTree, acceptance: Acceptance, scoring: str | None) -> Round:
     """A round of the host's as it ends."""
-    seen, budget = (tree, acceptance), sequence.tree_budget if sequence.drafts else 0
-    return settle(sequence, acceptance.token_ids.tolist(), tree.num_drafted, lambda: seen, scoring, budget)
+    budget = sequence.tree_budget if sequence.drafts else 0
+    return settle(sequence, acceptance.token_ids.tolist(), tree.num_drafted, Seen(tree, acceptance), scoring, budget)
 
 
 def settle(
-    sequence: Sequence, token_ids: list[int], num_drafted: int, seen: Callable, scoring: str | None, budget: int
+    sequence: Sequence, token_ids: list[int], num_drafted: int, seen: Seen | Place, scoring: str | None, budget: int
 ) -> Round:
     """What is kept of what was accepted: all of it, or what lies before the request's end. A fault, such as a watcher's, is the
     sequence's own and commits nothing."""

@@ -112,8 +112,8 @@ class DeviceAuto:
         kind = (sequence.request.sampling.greedy, scored)
         if kind not in self.regimes:
             row = row_for(self.cards[scored], sequence.request.sampling.temperature)
-            promised = np.array([acceptance_at(row, budget) - 1 for budget in self.ladder])
-            self.regimes[kind] = Belief(promised, promised[-1], promised[-1], wanted=int(self.ladder[-1]))
+            promised = [float(acceptance_at(row, budget) - 1) for budget in self.rungs]
+            self.regimes[kind] = Belief(promised, promised[-1], promised[-1], wanted=self.rungs[-1])
         return self.regimes[kind]
 
     def _choose_scoring(self, sequences: SequenceOf[Sequence]) -> None:
@@ -143,13 +143,13 @@ class DeviceAuto:
         tokens = self._tokens(beliefs, len(costs)) + len(sequences) - len(drafting)
         return float((tokens / costs).max())
 
-    def _promised(self, sequence: Sequence, sparing: bool) -> np.ndarray:
+    def _promised(self, sequence: Sequence, sparing: bool) -> list[float]:
         """What a sequence's trees would promise, were they ranked with the adapter or without."""
         promised = sequence.auto.promised
         if sequence.spared == sparing:
             return promised
         seen, asked = (self._regime(sequence, not spared).promised for spared in (sequence.spared, sparing))
-        return promised * np.clip(asked / np.maximum(seen, 1e-6), 0.5, 2.0)
+        return [each * min(max(new / max(old, 1e-6), 0.5), 2.0) for each, old, new in zip(promised, seen, asked, strict=True)]
 
     def _tokens(self, beliefs: SequenceOf[Belief], count: int) -> np.ndarray:
         """Tokens that a round of these emits in all, at each of the first budgets of the ladder."""
@@ -248,10 +248,10 @@ class DeviceAuto:
 
     def _hear(self, heard: list[tuple[Sequence, Round, bool]]) -> None:
         """Learn from the trees of some."""
-        promised, expected = promises([each.tree for _, each, _ in heard], self.ladder)
-        for (sequence, each, planned), row, whole in zip(heard, promised, expected, strict=True):
+        found = promises([each.seen.scores for _, each, _ in heard], self.rungs)
+        for (sequence, each, planned), (promised, expected) in zip(heard, found, strict=True):
             for belief, memory in ((sequence.auto, MEMORY), (self._regime(sequence, planned), ENGINE_MEMORY)):
-                belief.learn(row, each.acceptance_length - 1, whole, memory)
+                belief.learn(promised, each.acceptance_length - 1, expected, memory)
 
     def timed(self, shape: RoundShape, seconds: float) -> None:
         """A round of this shape took so long on the device: what it costs now, contexts being what they are."""

@@ -20,7 +20,7 @@ from ddtree.engine.decode_round import Round, settle
 from ddtree.engine.device_round import DeviceRound, Lane, RoundShape
 from ddtree.engine.graphs import bucket_of
 from ddtree.engine.pooled_state import PooledState
-from ddtree.engine.round_report import RoundReport
+from ddtree.engine.round_report import Place, RoundReport
 from ddtree.engine.sequence import Sequence
 from ddtree.engine.stats import StageClock
 from ddtree.kernels.compiling import compile_ahead
@@ -106,7 +106,7 @@ class DeviceRounds:
     def _settle(self, flight: Flight, report: RoundReport, place: int) -> Round:
         sequence, token_ids, num_drafted = flight.sequences[place], report.token_ids[place], report.num_drafted[place]
         scoring = "conditioned" if flight.device_round.shape.conditioned else "factorised"
-        seen = partial(report.seen, place, sequence.root_token)
+        seen = Place(report, place, sequence.root_token)
         each = settle(sequence, token_ids, num_drafted, seen, scoring, flight.budgets[place])
         state = sequence.target_state
         # Where it goes on, the device has cut nothing either.

@@ -32,9 +32,9 @@ class PooledMemory(Memory):
     def reserve(self, sequence: Sequence) -> None:
         """Let the device know of pages that are new."""
         slot, table = sequence.target_state.slot, self.state.table
-        known = table.rows_given(slot) // PAGE_SIZE
-        if known != len(sequence.pages):
-            table.give(slot, sequence.pages, known)
+        known = table.rows_given(slot)
+        if known != len(sequence.pages) * PAGE_SIZE:
+            table.give(slot, sequence.pages, known // PAGE_SIZE)
 
     def num_pages_of(self, sequences: SequenceOf[Sequence]) -> int:
         """Pages that the sequences hold together; those that several share count once."""

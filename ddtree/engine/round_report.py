@@ -21,17 +21,39 @@ class RoundReport:
         self.token_ids = [row[1 : 1 + row[0]] for row in rows[:, : 1 + path_rows].tolist()]
         self.num_drafted = (rows[:, 1 + 2 * path_rows] - 1).tolist() if has_trees else [0] * len(rows)
 
-    def seen(self, place: int, root_token: int) -> tuple[DraftTree, Acceptance]:
-        """A sequence's tree, the root alone in a plain round, and its acceptance as verified."""
-        row, paths = self.rows[place], self.path_rows
-        length = len(self.token_ids[place])
-        emitted, path = row[1 : 1 + length], row[1 + paths : 1 + paths + length]
-        acceptance = Acceptance(path, self.token_ids[place][-1], emitted)
-        if not self.num_drafted[place]:
-            return DraftTree.root_only(root_token), acceptance
-        arrays = row[2 + 2 * paths :].reshape(4, -1)[:, : 1 + self.num_drafted[place]]
+
+class Place:
+    """A sequence's part of a report: its tree and its acceptance, made when they are asked for."""
+
+    __slots__ = ("place", "report", "root_token")
+
+    def __init__(self, report: RoundReport, place: int, root_token: int) -> None:
+        self.report, self.place, self.root_token = report, place, root_token
+
+    @property
+    def tree(self) -> DraftTree:
+        """As verified; the root alone in a plain round."""
+        num_drafted = self.report.num_drafted[self.place]
+        if not num_drafted:
+            return DraftTree.root_only(self.root_token)
+        arrays = self._arrays()[:, : 1 + num_drafted]
         parents, depths, scores = arrays[1:].astype(np.int32)
-        return DraftTree(arrays[0], parents, depths, scores.view(np.float32)), acceptance
+        return DraftTree(arrays[0], parents, depths, scores.view(np.float32))
+
+    @property
+    def scores(self) -> np.ndarray:
+        """[N] float32, those of `tree` alone."""
+        return self._arrays()[3, : 1 + self.report.num_drafted[self.place]].astype(np.int32).view(np.float32)
+
+    @property
+    def acceptance(self) -> Acceptance:
+        """As verified."""
+        row, paths, token_ids = self.report.rows[self.place], self.report.path_rows, self.report.token_ids[self.place]
+        length = len(token_ids)
+        return Acceptance(row[1 + paths : 1 + paths + length], token_ids[-1], row[1 : 1 + length])
+
+    def _arrays(self) -> np.ndarray:
+        return self.report.rows[self.place, 2 + 2 * self.report.path_rows :].reshape(4, -1)
 
 
 def report_width(path_rows: int, rows_each: int) -> int:

@@ -141,15 +141,19 @@ class Scheduler:
 
     def _staged(self, sequence: Sequence) -> int:
         """Rows that its next round stages behind the committed ones."""
-        return max(1 + sequence.most_nodes, self.block_size) if sequence.most_nodes else 1
+        nodes = sequence.most_nodes
+        return max(1 + nodes, self.block_size) if nodes else 1
 
     def _room(self, sequence: Sequence) -> int | None:
         """Nodes that the sequence's next round has memory for; None if not even its root has."""
         wanted = sequence.most_nodes
         if self.memory is None:
             return wanted
-        committed, staged = sequence.context_length, self._staged(sequence)
-        if any(self._hold(sequence, committed + staged + ahead) for ahead in (self.memory.rows_ahead, 0)):
+        committed, ahead = sequence.context_length, self.memory.rows_ahead
+        staged = max(1 + wanted, self.block_size) if wanted else 1
+        if committed + staged + ahead <= self.memory.rows_held(sequence):
+            return wanted  # as in most rounds
+        if self._hold(sequence, committed + staged + ahead) or self._hold(sequence, committed + staged):
             return wanted
         if not self._hold(sequence, committed + 1):
             return None

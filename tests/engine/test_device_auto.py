@@ -101,7 +101,7 @@ def test_auto_leaves_scorings_alone_that_a_request_chose():
 def test_what_a_tree_promises_at_other_budgets():
     scores = np.log(np.array([1.0, 0.5, 0.25, 0.25, 0.125], dtype=np.float32))
     tree = DraftTree(np.arange(5), np.array([-1, 0, 1, 0, 2]), np.array([0, 1, 2, 1, 3]), scores)
-    (promised,), (expected,) = promises([tree], np.array([0, 1, 2, 4, 8, 16]))
+    ((promised, expected),) = promises([tree.scores], [0, 1, 2, 4, 8, 16])
     assert promised[:4] == pytest.approx([0, 0.5, 0.75, 1.125])
     assert expected == pytest.approx(1.125)
     # Each doubling beyond brings a falling share of what the last one, 0.375, brought.
@@ -114,7 +114,7 @@ def test_a_tree_that_keeps_gaining_is_believed_to_go_on():
     def beyond(gains) -> float:
         scores = np.log(np.concatenate([[1.0], *(np.full(n, gain / n) for n, gain in zip((1, 1, 2, 4), gains, strict=True))]))
         tree = DraftTree(np.arange(9), np.arange(-1, 8), np.arange(9), scores.astype(np.float32))
-        (promised,), _ = promises([tree], np.array([0, 8, 16]))
+        ((promised, _),) = promises([tree.scores], [0, 8, 16])
         return promised[2] - promised[1]
 
     assert beyond([0.9, 0.6, 0.6, 0.6]) == pytest.approx(0.9 * 0.6, rel=1e-4)
@@ -142,6 +142,6 @@ def test_auto_finds_the_best_budget_whichever_it_begins_with(first):
         auto.plan([sequence])
         tree = declared_tree(sequence.tree_budget)
         promised = float(np.exp(tree.scores[1:].astype(np.float64)).sum())
-        auto.observe([(sequence, SimpleNamespace(num_drafted=tree.num_drafted, tree=tree, acceptance_length=1 + promised))])
+        auto.observe([(sequence, SimpleNamespace(num_drafted=tree.num_drafted, seen=tree, acceptance_length=1 + promised))])
         budgets.append(sequence.tree_budget)
     assert budgets[40:].count(63) == len(budgets) - 40, budgets
