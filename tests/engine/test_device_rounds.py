@@ -124,6 +124,30 @@ def test_auto_emits_the_same_and_says_what_it_chose(engines):
     assert "tree budget: 0 " in auto.describe()
 
 
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_a_round_of_another_shape_is_launched_ahead_too(engines, sampling, monkeypatch):
+    """Its roots only the device knows. Budgets change every round, and differ from request to request."""
+    plain, pooled = engines
+    requests = [request(n, 16, sampling, max_tokens=60) for n in (1, 2, 3)]
+    expected = [plain.generate(replace(each, tree_budget=0)).token_ids for each in requests]
+    uploads, upload = [], pooled.device_rounds._upload
+    monkeypatch.setattr(pooled.device_rounds, "_upload", lambda *given: uploads.append(given[-1] is None) or upload(*given))
+    ids = [pooled.add(each) for each in requests]
+    tokens, budgets = {request_id: [] for request_id in ids}, (0, 7, 16, 2, 15, 0, 4)
+    for number in range(200):
+        if not pooled.has_work:
+            break
+        for place, request_id in enumerate(ids):
+            sequence = pooled.running_or_none(request_id)
+            if sequence is not None:
+                sequence.tree_budget = budgets[(number + place) % len(budgets)]
+        for emission in pooled.step():
+            assert emission.error is None, emission.error
+            tokens[emission.request_id] += emission.token_ids
+    assert [tuple(tokens[request_id]) for request_id in ids] == expected
+    assert any(uploads), "without waiting for the round before"
+
+
 def test_auto_takes_a_shape_to_cost_what_it_costs(engines):
     """Also of several sequences, whose rows all count; and anew when rounds get slower, as they do with the context."""
     _, pooled = engines
