@@ -40,6 +40,7 @@ class Metrics:
         self._clock, self._model = clock, model
         self._registry = CollectorRegistry()
         self._courses: dict[int, Course] = {}
+        self._labelled: dict[tuple, object] = {}  # finding one costs microseconds, several times an emission
         self.running = self._gauge("num_requests_running", "Requests that decode or prefill now.")
         self.waiting = self._gauge("num_requests_waiting", "Requests queued.")
         self.cache_use = self._gauge("kv_cache_usage_perc", "Share of the context that running requests fill, 0 to 1.")
@@ -110,7 +111,7 @@ class Metrics:
         self._label(self._draft_tokens).inc(count.num_drafted)
         self._label(self._accepted).inc(count.acceptance_length - 1)
         for depth in range(count.acceptance_length - 1):
-            self._per_depth.labels(self._model, depth).inc()
+            self._label(self._per_depth, depth).inc()
 
     def _book(self, stats: RequestStats) -> None:
         self._label(self._preemptions).inc(stats.preemptions)
@@ -122,8 +123,11 @@ class Metrics:
         if stats.nodes_verified:
             self._label(self._nodes).observe(stats.nodes_verified / stats.decode_rounds)
 
-    def _label(self, metric):
-        return metric.labels(self._model)
+    def _label(self, metric, *labels):
+        key = (metric, self._model, *labels)
+        if key not in self._labelled:
+            self._labelled[key] = metric.labels(self._model, *labels)
+        return self._labelled[key]
 
     def _gauge(self, name: str, help: str) -> Gauge:
         return Gauge(PREFIX + name, help, ["model_name"], registry=self._registry)
