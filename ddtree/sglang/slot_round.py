@@ -149,7 +149,7 @@ class SlotRound(DeviceRound):
         lengths, roots, _, _, _, _, offsets = self.uploaded
         trees, (count, num_nodes) = self.trees, (len(lengths), self.shape.rows_each)
         self.build(roots, self.candidates)
-        self.target.share(trees.token_ids, trees.parents, trees.depths, trees.counts, trees.wide_mask)
+        self.target.share(trees.token_ids, trees.parents, trees.depths, trees.counts, trees.ancestor_mask)
         node = torch.arange(num_nodes, device=lengths.device)
         live = (node < trees.counts[:, None]) | (node == 0)
         parents = torch.where(live, trees.parents.view(count, -1), 0)

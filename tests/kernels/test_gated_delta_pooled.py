@@ -79,13 +79,16 @@ def test_every_sequence_runs_from_its_own_state_along_every_path(way, layout):
         assert written[sum(given.layout.counts) :].isnan().all()
 
 
-@pytest.mark.parametrize("tiles", [(16, 64, 16), (32, 16, 32), "three launches of 16", "three launches of 32"])
+@pytest.mark.parametrize("tiles", [(16, 64, 16), (32, 16, 32), "three launches of 16", "three launches of 32", "four launches of 16", "four launches of 32"])
 def test_how_a_launch_is_cut_up_changes_rounding_only(tiles):
     needs_triton("kernel")
     from ddtree.kernels.gated_delta.triton_phases import PhaseTiles
     from ddtree.kernels.gated_delta.triton_tree import TreeTiles
 
-    tiles = PhaseTiles(rows=int(tiles[-2:])) if isinstance(tiles, str) else TreeTiles(*tiles, 4, 1)
+    if isinstance(tiles, str):
+        tiles = PhaseTiles(rows=int(tiles[-2:]), summed_from=2 if tiles.startswith("four") else 99)
+    else:
+        tiles = TreeTiles(*tiles, 4, 1)
     given = Round.random(Layout([random_parents(70, 9)]), SMALL)
     expected = run_tree("twin", given)
     for actual, twin in zip(run_tree("kernel", given, tiles=tiles), expected, strict=True):

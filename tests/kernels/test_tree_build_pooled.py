@@ -135,13 +135,6 @@ def test_a_first_ceiling_cuts_no_node_of_the_tree(kind, monkeypatch):
     check_build("triton", kind, depths=4, width=60, max_budget=64, budgets=[60, 20, 64, 0])
 
 
-@pytest.mark.parametrize("max_budget", [0, 15, 16, 63, 64, 1024])
-def test_a_masks_rows_can_be_loaded_by_sixteen_entries(max_budget):
-    trees = TreeBuffers(2, max_budget, "cpu")
-    assert trees.ancestor_mask.shape == (2 * (1 + max_budget), 1 + max_budget)
-    assert trees.ancestor_mask.stride(0) % 16 == 0 and trees.wide_mask.is_contiguous()
-
-
 @pytest.mark.parametrize("way", ["twin", "triton"])
 def test_rows_lie_where_the_starts_say(way):
     token_ids, log_probs = candidates("random", 3, 3, 8)

@@ -60,10 +60,8 @@ def related(ancestor_mask, mask_stride, rows, columns, present, there, CAUSAL: t
     if CAUSAL:
         result = earlier & both
     else:
-        # Masked by rows and by the stride alone, so that a thread's bytes come at once.
-        in_mask = present[:, None] & (columns < mask_stride)[None, :]
-        marks = tl.load(ancestor_mask + rows[:, None] * mask_stride + columns[None, :], mask=in_mask, other=0)
-        result = earlier & both & (marks != 0)
+        marks = tl.load(ancestor_mask + rows[:, None] * mask_stride + columns[None, :], mask=both, other=0)
+        result = earlier & (marks != 0)
     return result
 
 

@@ -102,9 +102,7 @@ class TreeBuffers:
         self.row_slots = self._zeros(rows)  # the sequence's pool slot, -1 for padding
         self.row_indices = self._zeros(rows)  # local index inside the sequence
         self.positions = self._zeros(rows)  # context length + depth
-        # Rows begin at multiples of 16 bytes, so that kernels load 16 entries at once.
-        self.wide_mask = self._zeros(rows, -(-self.rows_each // 16) * 16, dtype=torch.uint8)
-        self.ancestor_mask = self.wide_mask[:, : self.rows_each]
+        self.ancestor_mask = self._zeros(rows, self.rows_each, dtype=torch.uint8)
         self.starts = torch.arange(num_sequences + 1, dtype=torch.int32, device=self.device) * self.rows_each
         self.starts.clamp_(max=rows)
         self.counts = self._zeros(num_sequences)  # nodes of each tree, root included

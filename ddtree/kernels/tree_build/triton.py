@@ -174,7 +174,7 @@ def _grow_kernel(
 @triton.jit(do_not_specialize=["num_rows", "num_columns", "num_sequences"])
 def _rows_kernel(
     starts, counts, slots, context_lengths, token_ids, parents, depths, scores, row_slots, row_indices, positions,
-    ancestor_mask, mask_stride, num_rows, num_columns, num_sequences,
+    ancestor_mask, num_rows, num_columns, num_sequences,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, SEQUENCES: tl.constexpr,
 ):  # fmt: skip
     """Slots, positions and the ancestor mask of a few rows; padding is written whole."""
@@ -199,7 +199,7 @@ def _rows_kernel(
     tl.store(row_slots + rows, tl.where(real, slot, -1), mask=inside)
     tl.store(row_indices + rows, index, mask=inside)
     tl.store(positions + rows, context_length + depth, mask=inside)
-    mask_rows = ancestor_mask + rows.to(tl.int64) * mask_stride
+    mask_rows = ancestor_mask + rows.to(tl.int64) * num_columns
     columns = tl.arange(0, COLUMNS)
     for first in range(0, num_columns, COLUMNS):
         column = first + columns
@@ -244,7 +244,7 @@ def write_rows(slots: torch.Tensor, context_lengths: torch.Tensor, trees: TreeBu
     _rows_kernel[(triton.cdiv(trees.num_rows, ROW_TILE),)](
         trees.starts, trees.counts, slots, context_lengths, trees.token_ids, trees.parents, trees.depths, trees.scores,
         trees.row_slots, trees.row_indices, trees.positions, trees.ancestor_mask,
-        trees.ancestor_mask.stride(0), trees.num_rows, trees.rows_each, num_sequences,
+        trees.num_rows, trees.rows_each, num_sequences,
         # Few of each, for few binaries: what is masked away costs nothing here.
         ROWS=ROW_TILE, COLUMNS=min(1024, max(64, triton.next_power_of_2(trees.rows_each))),
         SEQUENCES=max(8, triton.next_power_of_2(num_sequences)), num_warps=4,
