@@ -216,11 +216,12 @@ class DeviceAuto:
 
     def observe(self, results: list[tuple[Sequence, Round]], shape: RoundShape | None = None, probing: bool = False) -> None:
         """What a round's trees promised and what was accepted. `shape` that it ran in; None: as planned."""
-        if not results:
-            return
+        if all(sequence.auto is None for sequence, _ in results):
+            return  # nothing is timed for those
         scored = None if shape is None else shape.conditioned
-        costs = None if shape is None else self.costs.get((shape.num_sequences, shape.sampled, scored))
-        costs = (self._costs_for([sequence for sequence, _ in results]) if costs is None else costs).tolist()
+        keys = [] if shape is None else [(shape.num_sequences, shape.sampled, each) for each in (scored, not scored)]
+        known = [self.costs[key] for key in keys if key in self.costs]  # a plain round was planned as either
+        costs = (known[0] if known else self._costs_for([sequence for sequence, _ in results])).tolist()
         # With many sequences a tree of each tells more than the host has time to hear: some in turn are enough.
         stride = max(1, len(results) // MOST_HEARD)
         self.turn = (self.turn + 1) % stride
@@ -273,13 +274,14 @@ class DeviceAuto:
         """Median milliseconds of a captured round on the device, all of its rows real, over the dummy slot."""
         captured, times, count = self.rounds.prepare(shape), [], shape.num_sequences
         slots, depth = [self.rounds.state.dummy] * count, captured.num_slots - 1
-        lane = captured.launch(slots, [0] * count, [shape.max_budget] * count, [depth] * count)
-        for number in range(TIMED + 2):
+        with captured.set_aside():  # it may be flying
+            lane = captured.launch(slots, [0] * count, [shape.max_budget] * count, [depth] * count)
+            for number in range(TIMED + 2):
+                lane.wait()
+                if number >= 2:
+                    times.append(1000 * sum(lane.marks.seconds().values()))
+                lane = captured.relaunch()
             lane.wait()
-            if number >= 2:
-                times.append(1000 * sum(lane.marks.seconds().values()))
-            lane = captured.relaunch()
-        lane.wait()
         return statistics.median(times)
 
 

@@ -6,6 +6,8 @@ slots, P path rows (at most K), V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,9 +67,13 @@ class Lane:
 
     def wait(self) -> np.ndarray:
         """Wait for the round; its report, [sequences that take part, ...] int64. Another launch does not touch the copy."""
+        return self.wait_for_all()[: self.device_round.num_real].numpy().copy()
+
+    def wait_for_all(self) -> torch.Tensor:
+        """The report itself, padding too, once it is there."""
         if self.done is not None:
             self.done.synchronize()
-        return self.host_report[: self.device_round.num_real].numpy().copy()
+        return self.host_report
 
 
 class DeviceRound:
@@ -255,6 +261,21 @@ class DeviceRound:
         self._next = (self._next + 1) % len(self.lanes)
         lane.launch()
         return lane
+
+    @contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """Rounds over other slots, such as for timing: who takes part and what nobody has read yet are as before afterwards."""
+        reports = [lane.wait_for_all().clone() for lane in self.lanes]
+        uploaded = (self.slots, self.budgets, self.num_depths)
+        before, num_real, number = [buffer.clone() for buffer in uploaded], self.num_real, self._next
+        try:
+            yield
+        finally:
+            for lane, report in zip(self.lanes, reports, strict=True):
+                lane.wait_for_all().copy_(report)
+            for buffer, values in zip(uploaded, before, strict=True):
+                buffer.copy_(values)
+            self.num_real, self._next = num_real, number
 
     def read(self, report: np.ndarray) -> RoundReport:
         """What a lane's report says."""

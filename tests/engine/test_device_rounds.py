@@ -166,6 +166,25 @@ def test_auto_takes_a_shape_to_cost_what_it_costs(engines):
     assert (auto.costs_of(2, sampled=False)[:-1] == costs[:-1]).all()
 
 
+@pytest.mark.parametrize("budget", [7, "auto"])
+def test_timing_a_shape_while_it_flies_takes_no_token(engines, budget):
+    """Auto times what it has not yet seen when it first occurs; others' rounds of the same shape may be under way."""
+    plain, pooled = engines
+    pooled.auto = pooled.device_rounds.auto = DeviceAuto(pooled.device_rounds, {"0.0": {"16": 3.0}}, block_size=16, max_budget=7)
+    requests = [request(n, budget, SAMPLED, max_tokens=40) for n in (1, 2)]
+    expected = [plain.generate(replace(each, tree_budget=0)).token_ids for each in requests]
+    ids = [pooled.add(each) for each in requests]
+    tokens, number = {request_id: [] for request_id in ids}, 0
+    while pooled.has_work:
+        for emission in pooled.step():
+            tokens[emission.request_id] += emission.token_ids
+        number += pooled.device_rounds.flying
+        if number in (2, 5):
+            pooled.auto.costs.clear()
+            pooled.auto.costs_of(2, sampled=True)
+    assert number > 5 and [tuple(tokens[request_id]) for request_id in ids] == expected
+
+
 def test_trees_larger_than_any_captured_are_refused_at_the_start(engines):
     plain, _ = engines
     config = EngineConfig(max_context=512, max_tree_budget=1040)
