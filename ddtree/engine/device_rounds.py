@@ -19,7 +19,7 @@ from ddtree.caches.pooled_rows import PREFILL, consecutive_rows
 from ddtree.engine.decode_round import Round, settle
 from ddtree.engine.device_round import DeviceRound, Lane, RoundShape
 from ddtree.engine.graphs import bucket_of
-from ddtree.engine.pooled_state import PooledState
+from ddtree.engine.pooled_state import PooledState, SlotState
 from ddtree.engine.round_report import Place, RoundReport
 from ddtree.engine.sequence import Sequence
 from ddtree.engine.stats import StageClock
@@ -40,6 +40,7 @@ class Flight(NamedTuple):
 
     device_round: DeviceRound
     sequences: list[Sequence]
+    states: list[SlotState]  # of theirs: whoever begins again has a new one, and takes nothing from this round
     budgets: list[int]
     rows: list[int]  # that each tree stages, its draft included
     probing: bool  # whether auto looks whether drafting would pay again
@@ -82,7 +83,8 @@ class DeviceRounds:
         if not self._flying:
             self._launch(list(sequences))
         flight = self._flying[0]
-        members = len(flight.sequences) == len(sequences) and all(map(operator.is_, flight.sequences, sequences))
+        present = [sequence.target_state for sequence in sequences]
+        members = len(flight.states) == len(present) and all(map(operator.is_, flight.states, present))
         same = members and self.runs_ahead
         if same and len(self._flying) == 1:
             self._run_ahead(flight)
@@ -97,7 +99,7 @@ class DeviceRounds:
         if self.auto is not None:
             self.auto.timed(flight.device_round.shape, sum(stages.values()))
         # Of those that have left there may be nothing to read.
-        places = [place for place, sequence in enumerate(flight.sequences) if members or sequence in sequences]
+        places = [place for place, state in enumerate(flight.states) if members or state in present]
         results = [(flight.sequences[place], self._settle(flight, report, place)) for place in places]
         if self.auto is not None:
             self.auto.observe(results, flight.device_round.shape, flight.probing)
@@ -256,11 +258,12 @@ class DeviceRounds:
 
     @torch.inference_mode()
     def _upload(self, device_round: DeviceRound, sequences: list[Sequence], budgets: list[int], roots: list[int] | None) -> None:
-        slots = [sequence.target_state.slot for sequence in sequences]
+        states = [sequence.target_state for sequence in sequences]
+        slots = [state.slot for state in states]
         depths = [min(budget, device_round.num_slots - 1) for budget in budgets]
         lane = device_round.launch(slots, roots, budgets, depths)
         rows = rows_of(device_round, budgets)
-        self._flying.append(Flight(device_round, sequences, budgets, rows, self._launched(sequences), lane))
+        self._flying.append(Flight(device_round, sequences, states, budgets, rows, self._launched(sequences), lane))
 
 
 def rows_of(device_round: DeviceRound, budgets: list[int]) -> list[int]:

@@ -98,6 +98,23 @@ def test_an_abort_in_flight_leaves_the_pools_as_they_were(engines):
     assert state.allocator.num_free == free
 
 
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_who_begins_again_while_alone_in_flight_takes_nothing_from_that_round(engines, sampling):
+    """As when memory runs out beside an older request that still prefills: nobody reads the round before it is back."""
+    plain, pooled = engines
+    each = request(2, 16, sampling, max_tokens=60)
+    request_id, tokens, begun_again = pooled.add(each), [], False
+    while pooled.has_work:
+        for emission in pooled.step():
+            tokens += emission.token_ids
+        sequence = pooled.running_or_none(request_id)
+        if sequence is not None and pooled.device_rounds.flying and not begun_again:
+            pooled._close(sequence)
+            pooled.scheduler.preempt(sequence)
+            begun_again = True
+    assert begun_again and tuple(tokens) == plain.generate(replace(each, tree_budget=0)).token_ids
+
+
 def test_a_trace_shows_the_tree_that_the_device_built(engines):
     _, pooled = engines
     request_id = pooled.add(request(2, 16, max_tokens=12, trace=True))
