@@ -54,7 +54,7 @@ class Pair:
             self.target, self.drafter = target.eval(), drafter.eval()
         self._cold = {}
 
-    def engine(self, *, num_tokens: int | None = None, **config) -> Engine:
+    def engine(self, *, num_tokens: int | None = None, conditioning=None, **config) -> Engine:
         """Over pools for `num_tokens` tokens."""
         config = {
             "max_context": 512,
@@ -65,7 +65,7 @@ class Pair:
             "snapshot_every": 64,
             **config,
         }
-        return pooled_engine(self.target, self.drafter, EngineConfig(**config), num_tokens=num_tokens)
+        return pooled_engine(self.target, self.drafter, EngineConfig(**config), num_tokens=num_tokens, conditioning=conditioning)
 
     def cold(self, request: Request) -> list[int]:
         """What the request gets alone, plainly and over buffers of its own, which remember nothing."""
