@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.shapes import PAIRS, random_pair
+from benchmarks.shapes import PAIRS, random_conditioning, random_pair
 from benchmarks.synthetic import ACCURACIES, SyntheticRound
 
 
@@ -243,18 +243,6 @@ class Bench:
             entry[1] += event.device_time_total / 1000
         ordered = sorted(totals.items(), key=lambda item: -item[1][1])[:top]
         return [[name[:90], count, round(ms, 3)] for name, (count, ms) in ordered]
-
-
-def random_conditioning(target, drafter, summary: str):
-    """An adapter of the default size with random weights, bound to the target."""
-    from ddtree.models.adapter import Adapter, AdapterConfig
-    from ddtree.models.conditioning import Conditioning
-
-    shape = AdapterConfig(drafter.config.hidden_size, drafter.config.block_size, summary=summary)
-    adapter = Adapter(shape, target.device, target.dtype)
-    for parameter in adapter.parameters():
-        parameter.data.normal_(0, parameter.shape[-1] ** -0.5)
-    return Conditioning(adapter, target, tables=True)
 
 
 def weight_bytes(model) -> int:

@@ -136,6 +136,18 @@ def random_pair(name: str, device: torch.device | str, dtype: torch.dtype = torc
     return target.eval(), model.eval()
 
 
+def random_conditioning(target, drafter, summary: str):
+    """An adapter of the default size with random weights, bound to the target."""
+    from ddtree.models.adapter import Adapter, AdapterConfig
+    from ddtree.models.conditioning import Conditioning
+
+    shape = AdapterConfig(drafter.config.hidden_size, drafter.config.block_size, summary=summary)
+    adapter = Adapter(shape, target.device, target.dtype)
+    for parameter in adapter.parameters():
+        parameter.data.normal_(0, parameter.shape[-1] ** -0.5)
+    return Conditioning(adapter, target, tables=True)
+
+
 def fill(name: str, tensor: torch.Tensor) -> None:
     """Values that keep many layers alive: decays from none to strong, norms around one as their family stores them."""
     if name.endswith("A_log"):

@@ -55,14 +55,6 @@ def make_engine(args):
     return engine
 
 
-def plan_budgets(engine, card, drafter_card) -> None:
-    """As `engine.measure.start_auto`, but the rounds of each number of requests are measured when it first occurs: not all do here."""
-    from ddtree.engine.device_auto import DeviceAuto
-
-    auto = DeviceAuto(engine.device_rounds, card, engine.block_size, engine.config.max_tree_budget, drafter_card)
-    engine.auto = engine.device_rounds.auto = auto
-
-
 def compile_rounds(engine, concurrency: int, budgets: list[int]) -> None:
     """Compile what so many requests will launch side by side, before it is captured one by one."""
     from ddtree.engine.device_round import RoundShape
@@ -70,7 +62,7 @@ def compile_rounds(engine, concurrency: int, budgets: list[int]) -> None:
     from ddtree.engine.graphs import bucket_of
 
     rounds, count = engine.device_rounds, bucket_of(concurrency, BATCHES)
-    fitting = [b for b in {*engine.auto.ladder.tolist(), *budgets} if b and count * (1 + b) <= rounds.state.max_rows]
+    fitting = [b for b in {*engine.auto.ladder, *budgets} if b and count * (1 + b) <= rounds.state.max_rows]
     kinds = (False, True) if rounds.state.conditioning is not None else (False,)
     shapes = [RoundShape(count, 0), *(RoundShape(count, b, conditioned=kind) for b in fitting for kind in kinds)]
     rounds.compile_ahead(shapes, engine.config.prefill_chunk)
@@ -172,13 +164,14 @@ def main() -> int:
     if args.repeats < 2:
         parser.error(f"--repeats must be at least 2, got {args.repeats}: the best budget is chosen on one half of the runs")
     from ddtree.cli.loaded import acceptance_of, card_of
+    from ddtree.engine.measure import start_auto
 
     begun = time.perf_counter()
     engine = make_engine(args)
     if args.shapes:
-        plan_budgets(engine, {"0.0": {"4": 2.5, "16": 3.3, "64": 4.2}}, None)
+        start_auto(engine, {"0.0": {"4": 2.5, "16": 3.3, "64": 4.2}}, prepare=False)
     else:
-        plan_budgets(engine, acceptance_of(args.drafter, engine), card_of(args.drafter))
+        start_auto(engine, acceptance_of(args.drafter, engine), drafter_card=card_of(args.drafter), prepare=False)
     prompts, modes = prompts_of(args, engine), [0, *args.budgets, "auto"]
     result = {
         "card": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",

@@ -46,8 +46,7 @@ class DeviceAuto:
         """`card` as `start_auto` takes it; `drafter_card` says what the drafter reaches without the adapter, if it has one."""
         self.rounds, self.block_size = rounds, block_size
         self.cards = {True: card, False: drafter_card or card}
-        self.rungs = [budget for budget in LADDER if budget <= max_budget]
-        self.ladder = np.array(self.rungs)
+        self.ladder = [budget for budget in LADDER if budget <= max_budget]
         # Milliseconds at each budget of the ladder, by batch, sampling and scoring.
         self.costs: dict[tuple[int, bool, bool], np.ndarray] = {}
         self.regimes: dict[tuple[bool, bool], Belief] = {}  # by greedy and conditioned
@@ -62,7 +61,7 @@ class DeviceAuto:
 
     def describe(self) -> str:
         """What a round costs, in one line."""
-        costs = ", ".join(f"{b} {ms:.2f}" for b, ms in zip(self.rungs, self.costs_of(1, False), strict=False))
+        costs = ", ".join(f"{b} {ms:.2f}" for b, ms in zip(self.ladder, self.costs_of(1, False), strict=False))
         return f"ms of a round by tree budget: {costs}"
 
     def prepare(self, max_running: int, prefill_chunk: int) -> None:
@@ -85,8 +84,8 @@ class DeviceAuto:
             if not conditioned and key[0] >= SPARING and scored is not None:
                 # The adapter costs about the same at every budget, and a capture takes its time.
                 plain_shape = self._compared(*key[:2])
-                share = scored[self.rungs.index(plain_shape.max_budget)] - self._time(plain_shape)
-                self.costs[key] = np.where(self.ladder[: len(scored)] > 0, np.maximum(scored - share, scored[0]), scored)
+                share = scored[self.ladder.index(plain_shape.max_budget)] - self._time(plain_shape)
+                self.costs[key] = np.where(np.array(self.ladder[: len(scored)]) > 0, np.maximum(scored - share, scored[0]), scored)
             else:
                 self.costs[key] = np.array([self._time(shape) for shape in self._shapes(*key)])
         return self.costs[key]
@@ -94,13 +93,13 @@ class DeviceAuto:
     def _shapes(self, num_sequences: int, sampled: bool, conditioned: bool) -> list[RoundShape]:
         """One for each budget of the ladder that fits."""
         most = max(self.rounds.state.max_rows, num_sequences)
-        fitting = [budget for budget in self.rungs if num_sequences * (1 + budget) <= most]
+        fitting = [budget for budget in self.ladder if num_sequences * (1 + budget) <= most]
         return [RoundShape(num_sequences, budget, sampled, conditioned and budget > 0) for budget in fitting]
 
     def _compared(self, num_sequences: int, sampled: bool) -> RoundShape:
         """The round at which the adapter's share is measured, without it."""
         fitting = self._shapes(num_sequences, sampled, False)
-        return fitting[min(bisect_left(self.rungs, COMPARED), len(fitting) - 1)]
+        return fitting[min(bisect_left(self.ladder, COMPARED), len(fitting) - 1)]
 
     def open(self, sequence: Sequence) -> None:
         """Give a new sequence what is known so far."""
@@ -112,8 +111,8 @@ class DeviceAuto:
         kind = (sequence.request.sampling.greedy, scored)
         if kind not in self.regimes:
             row = row_for(self.cards[scored], sequence.request.sampling.temperature)
-            promised = [float(acceptance_at(row, budget) - 1) for budget in self.rungs]
-            self.regimes[kind] = Belief(promised, promised[-1], promised[-1], wanted=self.rungs[-1])
+            promised = [float(acceptance_at(row, budget) - 1) for budget in self.ladder]
+            self.regimes[kind] = Belief(promised, promised[-1], promised[-1], wanted=self.ladder[-1])
         return self.regimes[kind]
 
     def _choose_scoring(self, sequences: SequenceOf[Sequence]) -> None:
@@ -170,7 +169,7 @@ class DeviceAuto:
         fixed = [sequence for sequence in sequences if sequence.auto is None]
         if fixed:
             # They take their part of the rows whatever is chosen here.
-            floor = bisect_left(self.rungs[: len(costs) - 1], max(s.tree_budget for s in fixed))
+            floor = bisect_left(self.ladder[: len(costs) - 1], max(s.tree_budget for s in fixed))
             costs = np.maximum(costs, costs[floor])
             tokens = tokens + sum(s.stats.mean_acceptance_length or 1.0 for s in fixed)
         rates = tokens / costs
@@ -180,7 +179,7 @@ class DeviceAuto:
         self.chosen = best
         if best == 0 and len(costs) > 1 and min(s.auto.num_plain for s in asking) >= PROBE_EVERY:
             best, self.probing, self.kept = 1, True, 0
-        budget = self.rungs[best]
+        budget = self.ladder[best]
         for sequence in asking:
             room = sequence.auto.room
             sequence.tree_budget = budget if room is None else min(budget, room)
@@ -232,7 +231,7 @@ class DeviceAuto:
                 continue
             num_drafted = each.num_drafted
             if num_drafted not in rungs:
-                rungs[num_drafted] = min(bisect_left(self.rungs, num_drafted), len(costs) - 1)
+                rungs[num_drafted] = min(bisect_left(self.ladder, num_drafted), len(costs) - 1)
             rung = rungs[num_drafted]
             stats, predicted = sequence.stats, belief.tokens(self.block_size)[rung]
             stats.predicted_tokens += predicted
@@ -249,7 +248,7 @@ class DeviceAuto:
 
     def _hear(self, heard: list[tuple[Sequence, Round, bool]]) -> None:
         """Learn from the trees of some."""
-        found = promises([each.seen.scores for _, each, _ in heard], self.rungs)
+        found = promises([each.seen.scores for _, each, _ in heard], self.ladder)
         for (sequence, each, planned), (promised, expected) in zip(heard, found, strict=True):
             for belief, memory in ((sequence.auto, MEMORY), (self._regime(sequence, planned), ENGINE_MEMORY)):
                 belief.learn(promised, each.acceptance_length - 1, expected, memory)
@@ -258,10 +257,10 @@ class DeviceAuto:
         """A round of this shape took so long on the device: what it costs now, contexts being what they are."""
         if shape.chain:
             return  # not among what is chosen from
-        rung = bisect_left(self.rungs, shape.max_budget)
+        rung = bisect_left(self.ladder, shape.max_budget)
         for conditioned in (False, True):  # a plain round costs the same in both
             costs = self.costs.get((shape.num_sequences, shape.sampled, conditioned))
-            known = costs is not None and rung < len(costs) and self.rungs[rung] == shape.max_budget
+            known = costs is not None and rung < len(costs) and self.ladder[rung] == shape.max_budget
             if known and shape.conditioned == (conditioned and shape.max_budget > 0):
                 costs[rung] += (1 - COST_MEMORY) * (1000 * seconds - costs[rung])
 

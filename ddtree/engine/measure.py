@@ -227,10 +227,10 @@ def still_holds(engine: Engine, cost: CostModel) -> bool:
 
 def start_auto(
     engine: Engine, card: Card, store: CostStore | None = None, names: dict[str, str] | None = None, limit_s: float = 8.0,
-    drafter_card: Card | None = None,
+    drafter_card: Card | None = None, prepare: bool = True,
 ) -> AutoBudget | DeviceAuto:
     """Let the engine take requests of `tree_budget` "auto": with costs from the store if they still hold, else measured.
-    An engine over pools measures its captured rounds, each when it is first needed.
+    An engine over pools measures its captured rounds; without `prepare` those of each number of requests when it first occurs.
 
     Args:
         card: mean acceptance lengths, temperature -> budget -> length.
@@ -240,7 +240,8 @@ def start_auto(
     if engine.device_rounds is not None:
         auto = DeviceAuto(engine.device_rounds, card, engine.block_size, engine.config.max_tree_budget, drafter_card)
         engine.auto = engine.device_rounds.auto = auto
-        auto.prepare(engine.config.max_running, engine.config.prefill_chunk)
+        if prepare:
+            auto.prepare(engine.config.max_running, engine.config.prefill_chunk)
         return auto
     facts = facts_of(engine) | (names or {})
     cost = store.load(facts) if store else None

@@ -129,7 +129,7 @@ class Scheduler:
     def _begins(self, sequence: Sequence) -> bool:
         """Hold what it needs to begin with, if what runs keeps a page each to grow by."""
         memory, tokens = self.memory, len(sequence.token_ids)
-        wanted, least = tokens + self._staged(sequence), tokens + 1
+        wanted, least = tokens + self._staged(sequence.most_nodes), tokens + 1
         spare = len(self.running)
         if not spare:
             # Alone it gets what there is, and trees that fit into that.
@@ -139,9 +139,8 @@ class Scheduler:
             return False
         return self._hold(sequence, wanted)
 
-    def _staged(self, sequence: Sequence) -> int:
-        """Rows that its next round stages behind the committed ones."""
-        nodes = sequence.most_nodes
+    def _staged(self, nodes: int) -> int:
+        """Rows that a round of so many drafted nodes stages behind the committed ones."""
         return max(1 + nodes, self.block_size) if nodes else 1
 
     def _room(self, sequence: Sequence) -> int | None:
@@ -150,7 +149,7 @@ class Scheduler:
         if self.memory is None:
             return wanted
         committed, ahead = sequence.context_length, self.memory.rows_ahead
-        staged = max(1 + wanted, self.block_size) if wanted else 1
+        staged = self._staged(wanted)
         if committed + staged + ahead <= self.memory.rows_held(sequence):
             return wanted  # as in most rounds
         if self._hold(sequence, committed + staged + ahead) or self._hold(sequence, committed + staged):

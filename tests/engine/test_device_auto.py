@@ -136,7 +136,7 @@ def test_auto_finds_the_best_budget_whichever_it_begins_with(first):
     auto.costs[1, False, False] = np.array([14.1, 16.5, 16.6, 16.77, 17.18, 18.44, 21.07])
     sequence = Sequence(0, Request((1,), 5000), tree_budget=127, drafter_state=object())
     auto.open(sequence)
-    auto.chosen = auto.ladder.tolist().index(first)
+    auto.chosen = auto.ladder.index(first)
     budgets = []
     for _ in range(200):
         auto.plan([sequence])
