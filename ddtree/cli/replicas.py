@@ -61,7 +61,7 @@ def places_of(args: argparse.Namespace) -> list[str]:
 
 def launches_of(args: argparse.Namespace, places: list[str], folder: Path) -> list[Launch]:
     """One launch for each place; the sockets lie in `folder`."""
-    launches = []
+    launches, shares = [], {place: _memory(args, places, place) for place in dict.fromkeys(places)}  # what is free is asked once
     for index, place in enumerate(places):
         socket = folder / f"replica-{index}.sock"
         flags = as_flags(
@@ -72,7 +72,7 @@ def launches_of(args: argparse.Namespace, places: list[str], folder: Path) -> li
             gpus=None,
             device="cpu" if place == "cpu" else "cuda",
             config=None,
-            **_memory(args, places, place),
+            **shares[place],
             drain=0,  # the supervisor has waited already
             api_key=None,  # not on the process list
         )

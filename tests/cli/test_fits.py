@@ -74,8 +74,10 @@ def test_each_replica_has_its_gpu_and_its_part(monkeypatch, tmp_path):
     assert one["--uds"] != two["--uds"] and one["--device"] == "cuda"
     shared = flags_of(monkeypatch, tmp_path, "--gpus", "1,1")
     assert [(each["gpu"], each["--gpu-memory-fraction"]) for each in shared] == [("1", "0.475")] * 2
+    free = iter([8 * GIB, 6 * GIB])  # other programs go on meanwhile
+    monkeypatch.setattr(replicas, "free_memory", lambda device: next(free))
     first, second = flags_of(monkeypatch, tmp_path, "--replicas", "2", "--device", "cpu")
-    assert first["--cache-memory"] == second["--cache-memory"] and float(first["--cache-memory"]) > 0
+    assert first["--cache-memory"] == second["--cache-memory"] == "2.0"
 
 
 @pytest.mark.parametrize(
