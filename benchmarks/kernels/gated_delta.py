@@ -108,7 +108,7 @@ class Inputs:
         triton_state.step(*given, self.slots, self.starts, shape, self.out)
 
     def run_prefill(self, shape, tiles: PrefillTiles | None = None, out: torch.Tensor | None = None) -> None:
-        given = (self.mixed, self.log_decay, self.beta, self.states, self.slots)
+        given = (self.mixed, self.log_decay, self.beta, self.states, self.slots, self.starts)
         triton_prefill.prefill(*given, shape, self.out if out is None else out, tiles)
 
     def heads(self, shape, rows: slice) -> tuple[torch.Tensor, ...]:

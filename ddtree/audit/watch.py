@@ -103,6 +103,13 @@ class WatchedTarget:
         record.target_cache, record.drafter_cache = sequence.target_state, sequence.drafter_state
         return result
 
+    def prefill_together(self, chunks):
+        records = [self._watch.record(chunk.sequence) for chunk in chunks]
+        result = self._inner.prefill_together(chunks)
+        for record, chunk in zip(records, chunks, strict=True):
+            record.target_cache, record.drafter_cache = chunk.sequence.target_state, chunk.sequence.drafter_state
+        return result
+
     def verify(self, sequences, trees):
         watch = self._watch
         records = [watch.record(sequence) for sequence in sequences]

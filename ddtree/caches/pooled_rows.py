@@ -6,8 +6,11 @@ A CUDA graph replays over the same tensors, so nothing here is looked at by the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
+import numpy as np
 import torch
 
 from ddtree.kernels.gated_delta import Walks
@@ -15,7 +18,7 @@ from ddtree.kernels.gated_delta import Walks
 # What the rows are decides what becomes permanent, and when.
 TREE = "tree"  # nodes of draft trees: staged, until a path is committed
 STEP = "step"  # one row a sequence, permanent at once: plain decoding
-PREFILL = "prefill"  # consecutive prompt tokens of one sequence, permanent at once
+PREFILL = "prefill"  # consecutive prompt tokens, permanent at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,3 +68,28 @@ def consecutive_rows(mode: str, token_ids: torch.Tensor, slots: torch.Tensor, co
         ancestor_mask=None,
         max_rows=count,
     )
+
+
+def prompt_rows(
+    token_ids: Sequence[Sequence[int]], firsts: Sequence[int], slots: Sequence[int], device: torch.device
+) -> tuple[PooledRows, list[int]]:
+    """`PREFILL` rows of several sequences, of each the next tokens of its prompt: `token_ids` from place `firsts[b]` on, in slot
+    `slots[b]`. Returns with them where each sequence's rows begin, and the last one's end."""
+    counts = [len(ids) for ids in token_ids]
+    starts = list(accumulate(counts, initial=0))
+    indices = np.concatenate([np.arange(count, dtype=np.int32) for count in counts])
+    each = np.stack((np.repeat(firsts, counts) + indices, np.repeat(slots, counts), indices)).astype(np.int32)
+    positions, row_slots, row_indices = torch.from_numpy(each).to(device)
+    rows = PooledRows(
+        mode=PREFILL,
+        token_ids=torch.from_numpy(np.concatenate([np.asarray(ids, np.int64) for ids in token_ids])).to(device),
+        positions=positions,
+        starts=torch.tensor(starts, dtype=torch.int32).to(device),
+        slots=torch.tensor(slots, dtype=torch.int32).to(device),
+        row_slots=row_slots,
+        row_indices=row_indices,
+        parents=None,
+        ancestor_mask=None,
+        max_rows=max(counts),
+    )
+    return rows, starts

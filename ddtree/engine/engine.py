@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ddtree.engine.admission import check, effective_budget
@@ -16,8 +17,9 @@ from ddtree.engine.config import EngineConfig
 from ddtree.engine.decode_round import CommitFailed, Round, decode_round
 from ddtree.engine.finish import Finish, scan
 from ddtree.engine.memory import Memory, is_out_of_memory, memory_for
+from ddtree.engine.prefill import prefill_step
 from ddtree.engine.prefix import PrefixCache
-from ddtree.engine.recall import AnyPrefix, recall, remember, remember_prefilled
+from ddtree.engine.recall import AnyPrefix, remember
 from ddtree.engine.request import AUTO, Emission, Request, RoundCount, RoundTrace, Scoring
 from ddtree.engine.room import limited
 from ddtree.engine.scheduler import Scheduler
@@ -134,7 +136,7 @@ class Engine:
         decoding = bool(self.scheduler.decoding)
         if self.scheduler.has_prefill and (self._decoded_last or not decoding):
             self._decoded_last = False
-            return emissions + self._prefill_chunk()
+            return emissions + self._prefill()
         if decoding:
             self._decoded_last = True
             return emissions + self._decode()
@@ -230,42 +232,27 @@ class Engine:
         for sequence in sequences:
             self.memory.reserve(sequence)
 
-    def _prefill_chunk(self) -> list[Emission]:
-        """As many prompt tokens as a step may take: of one sequence, and of others that come to their end with it."""
-        left, emissions = self.scheduler.chunk_tokens(), []
-        for place, sequence in enumerate(self.scheduler.prefill_line()):
-            if place and len(sequence.prefill_ids) - sequence.num_prefilled > left:
-                break
-            while sequence.prefilling and sequence in self.scheduler.running and left > 0:
-                before = sequence.num_prefilled
-                emissions += self._contained(sequence, lambda s=sequence, most=left: self._prefill(s, most))
-                left -= max(sequence.num_prefilled - before, 1)
+    def _prefill(self) -> list[Emission]:
+        """A step's prompt tokens; the first token of each answer that begins."""
+        emissions, shared = [], []
+        for each in prefill_step(self.target, self.drafter, self.scheduler, self.prefix):
+            if each.fault is not None and each.alone:
+                emissions.append(self._fail(each.sequence, each.fault))
+            elif each.fault is not None:
+                shared.append(each)
+            else:
+                each.sequence.prefilling = False
+                if each.token_id is not None:
+                    emissions += self._contained(each.sequence, partial(self._begin, token_id=each.token_id))
+        if shared:
+            emissions += self._begin_again([each.sequence for each in shared], "prefill", shared[0].fault)
         return emissions
 
-    def _prefill(self, sequence: Sequence, most: int) -> list[Emission]:
-        started = time.perf_counter()
-        if not sequence.num_prefilled:
-            recall(self.prefix, sequence, self.config.snapshot_every)
-        ids, first = sequence.prefill_ids, sequence.num_prefilled
-        stop = min([first + most, len(ids), *(b for b in sequence.boundaries if b > first)])
-        chunk, resumed = list(ids[first:stop]), sequence.num_emitted > 0
-        features, token_id = self.target.prefill(sequence, chunk, stop == len(ids) and not resumed)
-        if sequence.drafts:
-            self.drafter.absorb(sequence, features)
-        sequence.num_prefilled = stop
-        remember_prefilled(self.prefix, sequence)
-        stats, seconds = sequence.stats, time.perf_counter() - started
-        stats.prefill_s += seconds
-        self.scheduler.note_prefill(len(chunk), seconds)
-        if stop < len(ids):
-            return []
-        sequence.prefilling = False
-        if resumed:
-            return []
-        stats.ttft_s = time.perf_counter() - sequence.submitted_at
+    def _begin(self, sequence: Sequence, token_id: int) -> list[Emission]:
+        sequence.stats.ttft_s = time.perf_counter() - sequence.submitted_at
         finish = scan([token_id], sequence.request, num_before=0)
         sequence.token_ids.append(token_id)
-        stats.output_tokens = 1
+        sequence.stats.output_tokens = 1
         return [self._emit(sequence, (token_id,), finish)]
 
     def _decode(self) -> list[Emission]:
@@ -321,7 +308,11 @@ class Engine:
         # A commit that fails leaves emitted tokens behind, so that one may be tried again without repeating itself.
         if len(sequences) == 1 and not smaller and (again or not isinstance(error, CommitFailed)):
             return [self._fail(sequences[0], error)]
-        log.error("a round of requests %s failed", [s.request_id for s in sequences], exc_info=error)
+        return self._begin_again(sequences, "round", error)
+
+    def _begin_again(self, sequences: list[Sequence], what: str, error: Exception) -> list[Emission]:
+        """Compute these anew from their tokens after a fault that any of them may have caused; each by itself."""
+        log.error("a %s of requests %s failed", what, [s.request_id for s in sequences], exc_info=error)
         if self.device_rounds is not None:
             self.device_rounds.drain(sequences)
         emissions = []

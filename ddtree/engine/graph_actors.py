@@ -9,14 +9,16 @@ Letters: R packed rows, N rows a sequence, B sequences, F feature width, V vocab
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
+from itertools import pairwise
 
 import numpy as np
 import torch
 
-from ddtree.caches.pooled_rows import PREFILL, TREE, PooledRows, consecutive_rows
+from ddtree.caches.pooled_rows import TREE, PooledRows, prompt_rows
 from ddtree.engine.drafter import Drafter
 from ddtree.engine.graphs import Graph, bucket_of
 from ddtree.engine.pooled_state import PooledState
+from ddtree.engine.prefill import Chunk
 from ddtree.engine.sequence import Sequence
 from ddtree.engine.target import Target
 from ddtree.kernels.compiling import compile_ahead
@@ -25,6 +27,8 @@ from ddtree.tree.draft_tree import DraftTree
 
 class GraphTarget(Target):
     """A target whose caches are pools."""
+
+    packs_prompts = True
 
     def __init__(self, state: PooledState, buckets: tuple[int, ...], *, graphs: bool = True) -> None:
         super().__init__(state.target.model, state.target.feature_layers)
@@ -41,23 +45,38 @@ class GraphTarget(Target):
             self.state.close(sequence.target_state.slot)
         super().close(sequence)
 
-    @torch.inference_mode()
     def prefill(self, sequence: Sequence, token_ids: list[int], last: bool) -> tuple[torch.Tensor | None, int | None]:
-        state, slot, count = self.state, sequence.target_state.slot, len(token_ids)
-        start = sequence.num_prefilled
-        slots = torch.tensor([slot], dtype=torch.int32, device=self.device)
-        ids = torch.tensor([token_ids], dtype=torch.int64, device=self.device)
-        features = None
-        if sequence.drafts:
-            features = torch.empty(count, state.target.feature_width, dtype=self.model.dtype, device=self.device)
-        hidden = state.target(consecutive_rows(PREFILL, ids, slots, state.table.context_lengths), features)
-        state.table.context_lengths[slot] += count
-        if not last:
-            return features, None
-        logits = state.target.logits(hidden[-1:])
-        token_id = int(self._choose(sequence, DraftTree.root_only(token_ids[-1]), logits, start + count)[0])
-        self._report(sequence, logits, [token_id])
+        (features,), (token_id,) = self.prefill_together([Chunk(sequence, token_ids, last)])
         return features, token_id
+
+    @torch.inference_mode()
+    def prefill_together(self, chunks: SequenceOf[Chunk]) -> tuple[list[torch.Tensor | None], list[int | None]]:
+        """Commit chunks of several sequences in one forward: of each its features [n, F], if it drafts, and, after its last
+        chunk, the first token of the answer."""
+        state, table = self.state, self.state.table
+        slots = [chunk.sequence.target_state.slot for chunk in chunks]
+        firsts = [chunk.sequence.num_prefilled for chunk in chunks]
+        rows, starts = prompt_rows([chunk.token_ids for chunk in chunks], firsts, slots, self.device)
+        features = None
+        if any(chunk.sequence.drafts for chunk in chunks):
+            features = torch.empty(rows.num_rows, state.target.feature_width, dtype=self.model.dtype, device=self.device)
+        hidden = state.target(rows, features)
+        table.context_lengths.index_add_(0, rows.slots.long(), rows.starts.diff())
+        token_ids: list[int | None] = [None] * len(chunks)
+        ending = [place for place, chunk in enumerate(chunks) if chunk.last]
+        if ending:
+            logits = state.target.logits(hidden[[starts[place + 1] - 1 for place in ending]])
+            for row, place in enumerate(ending):
+                token_ids[place] = self._first_token(chunks[place], logits[row : row + 1])
+        spans = zip(chunks, pairwise(starts), strict=True)
+        return [features[start:stop] if chunk.sequence.drafts else None for chunk, (start, stop) in spans], token_ids
+
+    def _first_token(self, chunk: Chunk, logits: torch.Tensor) -> int:
+        sequence = chunk.sequence
+        position = sequence.num_prefilled + len(chunk.token_ids)
+        token_id = int(self._choose(sequence, DraftTree.root_only(chunk.token_ids[-1]), logits, position)[0])
+        self._report(sequence, logits, [token_id])
+        return token_id
 
     @torch.inference_mode()
     def verify(self, sequences: SequenceOf[Sequence], trees: SequenceOf[DraftTree]) -> list[np.ndarray]:
@@ -175,6 +194,16 @@ class GraphDrafter(Drafter):
         slots = torch.tensor([sequence.drafter_state.slot], dtype=torch.int32, device=self.device)
         lengths = torch.tensor([len(features)], dtype=torch.int32, device=self.device)
         self.state.drafter.absorb(features[None], slots, lengths)
+
+    @torch.inference_mode()
+    def absorb_together(self, sequences: SequenceOf[Sequence], features: SequenceOf[torch.Tensor]) -> None:
+        """Take in the features [n, F] of each sequence's newly committed prompt tokens."""
+        slots = np.array([sequence.drafter_state.slot for sequence in sequences], dtype=np.int32)
+        lengths = [len(rows) for rows in features]
+        behind = np.concatenate([np.arange(-length, 0, dtype=np.int32) for length in lengths])
+        row_slots, behind = torch.from_numpy(np.stack((slots.repeat(lengths), behind))).to(self.device)
+        places = self.state.table.context_lengths[row_slots.long()] + behind
+        self.state.drafter.absorb_rows(torch.cat(list(features)), row_slots, places)
 
     def commit(self, sequences: SequenceOf[Sequence], features: SequenceOf[torch.Tensor | None]) -> None:
         for sequence, path_features in zip(sequences, features, strict=True):

@@ -22,6 +22,8 @@ NOT_CHOSEN = -1  # the token of a node that the walk cannot reach
 class Target:
     """Runs a target model. `feature_layers` are what the drafter wants to see; () without one."""
 
+    packs_prompts = False  # whether `prefill_together` takes chunks of several sequences
+
     def __init__(self, model, feature_layers: tuple[int, ...] = ()):
         self.model = model
         self.feature_layers = tuple(feature_layers)

@@ -45,7 +45,12 @@ class PooledDFlash:
         row_slots = torch.where(index < path_lengths[:, None], slots[:, None], -1).flatten()
         # Beyond a path's end the rows are stale, perhaps NaN: the null page takes them, and it must stay finite.
         flat = torch.where(row_slots[:, None] >= 0, features.reshape(num_sequences * num_rows, -1), 0)
-        keys, values = self.model.project_context(flat, places)
+        self.absorb_rows(flat, row_slots, places)
+
+    def absorb_rows(self, features: torch.Tensor, row_slots: torch.Tensor, places: torch.Tensor) -> None:
+        """Key and value target features [R, F], finite all of them, of the tokens at `places` [R] in `row_slots` [R]; -1 for
+        rows that nobody owns."""
+        keys, values = self.model.project_context(features, places)
         self.pool.write(keys, values, row_slots, places, self.table)
 
     def draft(self, roots: torch.Tensor, slots: torch.Tensor, num_slots: int) -> tuple[torch.Tensor, torch.Tensor]:

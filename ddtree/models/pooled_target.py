@@ -163,8 +163,8 @@ class PooledTarget:
         convolved = torch.empty(num_rows, shape.conv_channels, dtype=hidden.dtype, device=hidden.device)
         weight = mixer.conv_weight
         if rows.mode == PREFILL:
-            causal_conv_prefill_pooled(mixed, weight, None, conv_state, rows.slots, convolved, gates)
-            gated_delta_prefill_pooled(convolved, log_decay, beta, state, rows.slots, shape, out)
+            causal_conv_prefill_pooled(mixed, weight, None, conv_state, rows.slots, rows.starts, rows.max_rows, convolved, gates)
+            gated_delta_prefill_pooled(convolved, log_decay, beta, state, rows.slots, rows.starts, shape, out)
         elif rows.mode == STEP:
             causal_conv_step_pooled(mixed, weight, None, conv_state, rows.slots, rows.starts, convolved, gates)
             gated_delta_step_pooled(convolved, log_decay, beta, state, rows.slots, rows.starts, shape, out)
@@ -202,7 +202,7 @@ def walks_of(rows: PooledRows, lineage: torch.Tensor) -> Walks:
     """Down to each leaf, or consecutive tokens one after another."""
     if rows.mode == TREE:
         return leaf_walks(lineage, rows.row_slots, rows.row_indices)
-    paths = rows.row_indices.view(rows.num_sequences, -1)
+    paths = torch.arange(rows.max_rows, dtype=torch.int32, device=lineage.device).repeat(rows.num_sequences, 1)
     return Walks(TOKENS, rows.slots, rows.starts[:-1], paths, rows.starts.diff())
 
 

@@ -42,7 +42,7 @@ def tree(shape, rows: int, dtype: torch.dtype, causal: bool = False, tiles=None)
 def prefill(shape, dtype: torch.dtype, tiles=None):
     def launch() -> None:
         mixed, log_decay, beta, states, out = delta_inputs(shape, 100, dtype)
-        triton_prefill.prefill(mixed, log_decay, beta, states, integers(1), shape, out, tiles)
+        triton_prefill.prefill(mixed, log_decay, beta, states, integers(1), integers(2), shape, out, tiles)
 
     return launch
 
@@ -66,7 +66,7 @@ def convolutions(channels: int, heads: int, dtype: torch.dtype):
         for parents in (integers(8), None):
             triton_rows.tree(*given, *pools, integers(8), integers(8), parents, out, gates)
         for computed in (gates, None):  # in the same launch, or not at all
-            triton_rows.prefill(*given, integers(1), out, computed)
+            triton_rows.prefill(*given, *pools, 8, out, computed)
             conv_state.step(*given, *pools, out, computed)
         conv_state.commit(x, states, *pools, integers(1, 16), integers(1))
 

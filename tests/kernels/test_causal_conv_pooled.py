@@ -165,21 +165,24 @@ def test_commit_keeps_the_last_inputs_of_the_path_in_every_layer(way, width, len
     assert torch.equal(states.cpu(), expected)
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 16, 37])
+@pytest.mark.parametrize("lengths", [[1], [2], [3], [16], [37], [2, None, 19, 1, 16]], ids=str)
 @pytest.mark.parametrize("way", WAYS)
-def test_prefill_runs_any_number_of_tokens(way, length):
-    given = Inputs.random(Layout([torch.arange(-1, 39)]), channels=300, bias=True)
-    rows, slot = slice(0, length), given.layout.slots
-    states, out, gate = given.states[0].clone(), given.out(), given.new_gates(rows)
-    run(way, "prefill", given.x[0, rows], given.weight, given.bias, states, slot, out, gate)
-    case = [t.double().cpu() for t in (given.x[0, rows], given.weight, given.bias, given.states[0, int(slot)])]
-    expected, state = causal_conv_prefill_reference(*case)
-    assert worst_error(out[rows].cpu(), expected) <= CLOSE
-    assert torch.equal(states[int(slot)].double().cpu(), state)
-    assert out[length:].isnan().all()
-    others = sorted(set(range(given.layout.num_slots)) - {int(slot)})
-    assert torch.equal(states[others], given.states[0, others])
-    check_gates(gate, rows)
+def test_prefill_runs_any_number_of_tokens_of_each_sequence(way, lengths):
+    layout = Layout([None if length is None else torch.arange(-1, length - 1) for length in lengths])
+    given = Inputs.random(layout, channels=300, bias=True)
+    real = slice(0, sum(layout.counts))
+    states, out, gate = given.states[0].clone(), given.out(), given.new_gates(real)
+    x, indices = given.x[0, real], (layout.slots, layout.starts, max(layout.counts))
+    run(way, "prefill", x, given.weight, given.bias, states, *indices, out, gate)
+    for _, slot, rows, _ in layout.sequences():
+        case = [t.double().cpu() for t in (given.x[0, rows], given.weight, given.bias, given.states[0, slot])]
+        expected, state = causal_conv_prefill_reference(*case)
+        assert worst_error(out[rows].cpu(), expected) <= CLOSE
+        assert torch.equal(states[slot].double().cpu(), state)
+    assert out[real.stop :].isnan().all()
+    idle = sorted(set(range(layout.num_slots)) - {slot for _, slot, _, _ in layout.sequences()})
+    assert torch.equal(states[idle], given.states[0, idle])
+    check_gates(gate, real)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -244,7 +247,8 @@ def test_true_shapes_on_a_gpu(dtype, counts):
         run(way, "tree", *given.convolution, states[0], *indices, out, gate)
         rows, slot = next((rows, slot) for _, slot, rows, _ in layout.sequences())
         prefilled = given.out()
-        run(way, "prefill", given.x[0, rows], given.weight, None, states[1], integers([slot]), prefilled, None)
+        indices_alone = (integers([slot]), integers([0, rows.stop]), rows.stop)
+        run(way, "prefill", given.x[0, rows], given.weight, None, states[1], *indices_alone, prefilled, None)
         results.append((out[real], prefilled[: rows.stop], gate.log_decay[real], gate.beta[real], states))
     for kernel, twin in zip(results[1], results[0], strict=True):
         assert worst_error(kernel.float(), twin.double()) <= limit

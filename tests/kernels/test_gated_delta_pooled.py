@@ -190,20 +190,21 @@ def test_a_step_commits_its_row(way, shape):
     assert out[2:].isnan().all()
 
 
-@pytest.mark.parametrize("length", [1, 16, 33, 70])
+@pytest.mark.parametrize("lengths", [[1], [16], [33], [70], [5, None, 40, 1, 17]], ids=str)
 @pytest.mark.parametrize("way", WAYS)
-def test_prefill_runs_any_number_of_tokens(way, length):
-    given = Round.random(Layout([torch.arange(-1, length - 1)]), ODD if length == 33 else SMALL)
-    slot, rows = given.layout.slots, slice(0, length)
-    states, out = given.states.clone(), given.out()
-    run(way, "prefill", *(t[rows] for t in (given.mixed, given.log_decay, given.beta)), states, slot, given.shape, out)
-    case = [tensor.cpu() for tensor in (*given.heads(rows), given.states[int(slot)].double())]
-    expected, state = gated_delta_prefill_reference(*case)
-    assert worst_error(out[rows].cpu(), expected) <= CLOSE
-    assert worst_error(states[int(slot)].cpu(), state, dims=2) <= CLOSE
-    assert out[length:].isnan().all()
-    others = sorted(set(range(given.layout.num_slots)) - {int(slot)})
-    assert torch.equal(states[others], given.states[others])
+def test_prefill_runs_any_number_of_tokens_of_each_sequence(way, lengths):
+    chains = [None if length is None else torch.arange(-1, length - 1) for length in lengths]
+    given = Round.random(Layout(chains), ODD if lengths == [33] else SMALL)
+    layout, states, out = given.layout, given.states.clone(), given.out()
+    run(way, "prefill", given.mixed, given.log_decay, given.beta, states, layout.slots, layout.starts, given.shape, out)
+    for _, slot, rows, _ in layout.sequences():
+        case = [tensor.cpu() for tensor in (*given.heads(rows), given.states[slot].double())]
+        expected, state = gated_delta_prefill_reference(*case)
+        assert worst_error(out[rows].cpu(), expected) <= CLOSE
+        assert worst_error(states[slot].cpu(), state, dims=2) <= CLOSE
+    assert out[sum(layout.counts) :].isnan().all()
+    idle = sorted(set(range(layout.num_slots)) - {slot for _, slot, _, _ in layout.sequences()})
+    assert torch.equal(states[idle], given.states[idle])
 
 
 def test_wrong_sizes_are_refused_by_name():
@@ -217,7 +218,7 @@ def test_wrong_sizes_are_refused_by_name():
     with pytest.raises(ValueError, match=r"mixed must be \[R, 96\]"):
         gated_delta_step_pooled(given.mixed[:, :90], *rows[1:], given.states, *indices, SMALL, given.out())
     with pytest.raises(ValueError, match=r"states must be \[S, 2, 16, 32\]"):
-        gated_delta_prefill_pooled(*rows, given.states[..., :16], layout.slots, SMALL, given.out())
+        gated_delta_prefill_pooled(*rows, given.states[..., :16], *indices, SMALL, given.out())
     with pytest.raises(ValueError, match="stack the layers"):
         gated_delta_commit_pooled(given.states, *staged, *indices, integers([[0]]), integers([1]))
 
@@ -256,7 +257,7 @@ def test_trees_of_true_shape_on_a_gpu(counts, dtype):
         alone = poison(len(path), LARGE.num_value_heads, LARGE.value_dim)
         replayed = given.states.clone()
         mixed, gates = given.mixed[rows][path.long()], [t[rows][path.long()] for t in (given.log_decay, given.beta)]
-        run("kernel", "prefill", mixed, *gates, replayed, integers([slot]), LARGE, alone)
+        run("kernel", "prefill", mixed, *gates, replayed, integers([slot]), integers([0, len(path)]), LARGE, alone)
         _, last = gated_delta_tree(*along, None, given.states[slot].double())
         assert worst_error(alone, expected[path.long()]) <= CLOSE
         assert worst_error(states[0, slot], replayed[slot], dims=2) <= CLOSE

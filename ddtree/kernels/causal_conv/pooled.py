@@ -86,18 +86,20 @@ def causal_conv_prefill_pooled(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     states: torch.Tensor,
-    slot: torch.Tensor,
+    slots: torch.Tensor,
+    starts: torch.Tensor,
+    max_rows: int,
     out: torch.Tensor,
     gates: Gates | None = None,
 ) -> None:
-    """T >= 1 consecutive tokens `x` [T, C] of the sequence in `slot` [1], committed at once: `states` and `out`
-    [T, C] are written.
+    """Consecutive tokens of each sequence, of none more than `max_rows`, committed at once: `states` and `out` [R, C]
+    are written; a sequence without a row keeps its state.
     """
     _check(x, weight, states, out)
     run = pooled_twins.prefill
     if x.is_cuda:
         from ddtree.kernels.causal_conv.triton_rows import prefill as run
-    run(x, weight, bias, states, slot, out, gates)
+    run(x, weight, bias, states, slots, starts, max_rows, out, gates)
 
 
 def _check(x: torch.Tensor, weight: torch.Tensor, states: torch.Tensor, out: torch.Tensor) -> None:

@@ -38,8 +38,12 @@ def commit(x, states, slots, starts, path, path_lengths) -> None:
             states[layer, slot] = causal_conv_commit(x[layer], states[layer, slot], rows)
 
 
-def prefill(x, weight, bias, states, slot, out, gates) -> None:
-    slot = int(slot)
-    out[: x.shape[0]], states[slot] = causal_conv_prefill(x, weight, bias, states[slot])
+def prefill(x, weight, bias, states, slots, starts, max_rows, out, gates) -> None:
+    bounds = starts.tolist()
+    for slot, start, stop in zip(slots.tolist(), bounds[:-1], bounds[1:], strict=True):
+        if stop - start > max_rows:
+            raise ValueError(f"a sequence has {stop - start} rows, max_rows is {max_rows}")
+        if stop > start:
+            out[start:stop], states[slot] = causal_conv_prefill(x[start:stop], weight, bias, states[slot])
     if gates is not None:
         gates_twin(gates)

@@ -1,4 +1,4 @@
-"""The short convolution of packed rows: of trees, where a window goes up a row's ancestors, and of a prompt.
+"""The short convolution of packed rows: of trees, where a window goes up a row's ancestors, and of prompts.
 
 A program owns a few rows and a tile of channels. Beyond the channels' tiles lie programs that compute the gates.
 """
@@ -31,15 +31,14 @@ def tree(x, weight, bias, states, slots, starts, row_slots, row_indices, parents
     )  # fmt: skip
 
 
-def prefill(x, weight, bias, states, slot, out, gates) -> None:
+def prefill(x, weight, bias, states, slots, starts, max_rows, out, gates) -> None:
     """Arguments as in `pooled.causal_conv_prefill_pooled`."""
-    num_rows, (channels, width) = x.shape[0], weight.shape
+    channels, width = weight.shape
     # The first rows' programs read the state before they replace it: all rows that need it have to be theirs.
     rows = max(PREFILL_ROWS, triton.next_power_of_2(width - 1))
-    grid = (triton.cdiv(num_rows, rows), triton.cdiv(channels, PREFILL_CHANNELS) + gate_tiles(gates))
+    grid = (triton.cdiv(max_rows, rows), triton.cdiv(channels, PREFILL_CHANNELS) + gate_tiles(gates), slots.shape[0])
     _prefill_kernel[grid](
-        x, weight, bias, states, slot, out, *gate_arguments(gates),
-        num_rows,
+        x, weight, bias, states, slots, starts, out, *gate_arguments(gates),
         x.stride(0), weight.stride(0), out.stride(0),
         CHANNELS=channels,
         WIDTH=width,
@@ -103,25 +102,29 @@ def _tree_kernel(
     )
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit
 def _prefill_kernel(
-    x, weight, bias, states, slot, out,
+    x, weight, bias, states, slots, starts, out,
     a, b, decay_rate, dt_bias, log_decay, beta, a_stride, b_stride,
-    num_rows, x_stride, weight_stride, out_stride,
+    x_stride, weight_stride, out_stride,
     CHANNELS: tl.constexpr, WIDTH: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, CHANNEL_TILE: tl.constexpr,
 ):  # fmt: skip
+    first = tl.load(starts + tl.program_id(2))
+    num_rows = tl.load(starts + tl.program_id(2) + 1) - first
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = rows < num_rows
     if a is not None:  # noqa: SIM102 (decided at compile time: without gates nothing of them may be compiled)
         if tl.program_id(1) * CHANNEL_TILE >= CHANNELS:
             gate_rows(
-                a, b, decay_rate, dt_bias, log_decay, beta, a_stride, b_stride, rows, inside,
+                a, b, decay_rate, dt_bias, log_decay, beta, a_stride, b_stride, first + rows, inside,
                 tl.program_id(1) - tl.cdiv(CHANNELS, CHANNEL_TILE), HEADS,
             )  # fmt: skip
             return
     channel = tl.program_id(1) * CHANNEL_TILE + tl.arange(0, CHANNEL_TILE)
     along = channel < CHANNELS
-    states += tl.load(slot).to(tl.int64) * ((WIDTH - 1) * CHANNELS)
+    x += first.to(tl.int64) * x_stride
+    out += first.to(tl.int64) * out_stride
+    states += tl.load(slots + tl.program_id(2)).to(tl.int64) * ((WIDTH - 1) * CHANNELS)
     total = tl.zeros([ROWS, CHANNEL_TILE], tl.float32)
     if bias is not None:
         total += tl.load(bias + channel, mask=along, other=0.0).to(tl.float32)[None, :]
@@ -135,7 +138,7 @@ def _prefill_kernel(
         result.to(out.dtype.element_ty),
         mask=inside[:, None] & along[None, :],
     )
-    if tl.program_id(0) == 0:
+    if (tl.program_id(0) == 0) & (num_rows > 0):
         kept = tl.arange(0, ROWS)  # at least as many as the state has
         newest = _inputs(
             x, states, num_rows - (WIDTH - 1) + kept, kept < WIDTH - 1, channel, along, x_stride, CHANNELS, WIDTH

@@ -111,18 +111,19 @@ def gated_delta_prefill_pooled(
     log_decay: torch.Tensor,
     beta: torch.Tensor,
     states: torch.Tensor,
-    slot: torch.Tensor,
+    slots: torch.Tensor,
+    starts: torch.Tensor,
     shape: HeadShape,
     out: torch.Tensor,
 ) -> None:
-    """T >= 1 consecutive tokens of one sequence, committed at once: `mixed` [T, ...], `log_decay`, `beta` [T, Hv]
-    fp32, `slot` [1]. `states` [S, Hv, K, V] and `out` [T, Hv, V] are written.
+    """Consecutive tokens of each sequence, committed at once; a sequence without a row keeps its state. `states`
+    [S, Hv, K, V] and `out` [R, Hv, V] are written. Otherwise as `gated_delta_tree_pooled`.
     """
     _check_rows(mixed, shape, states, out)
     run = pooled_twins.prefill
     if mixed.is_cuda:
         from ddtree.kernels.gated_delta.triton_prefill import prefill as run
-    run(mixed, log_decay, beta, states, slot, shape, out)
+    run(mixed, log_decay, beta, states, slots, starts, shape, out)
 
 
 def _check_rows(mixed: torch.Tensor, shape: HeadShape, states: torch.Tensor, out: torch.Tensor) -> None:

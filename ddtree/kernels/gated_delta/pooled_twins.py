@@ -43,10 +43,10 @@ def commit(states, keys, solved, log_decays, slots, starts, path, path_lengths) 
             states[layer, slot] = gated_delta_commit(states[layer, slot], staged, nodes)
 
 
-def prefill(mixed, log_decay, beta, states, slot, shape, out) -> None:
-    slot = int(slot)
-    recalled, state = gated_delta_prefill(*_heads(mixed, shape), log_decay, beta, states[slot])
-    out[: mixed.shape[0]], states[slot] = recalled, state
+def prefill(mixed, log_decay, beta, states, slots, starts, shape, out) -> None:
+    for slot, rows in _sequences(slots, starts):
+        given = (*_heads(mixed[rows], shape), log_decay[rows], beta[rows])
+        out[rows], states[slot] = gated_delta_prefill(*given, states[slot])
 
 
 def _heads(mixed: torch.Tensor, shape) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -1,6 +1,6 @@
 """Prefill of the gated delta rule in one launch: consecutive tokens, chunk after chunk (the closed form of each).
 
-A program owns one value head and a tile of the value dim, and carries that part of the state along.
+A program owns one value head of a sequence and a tile of the value dim, and carries that part of the state along.
 """
 
 from __future__ import annotations
@@ -37,14 +37,13 @@ def tiles_for(dtype: torch.dtype) -> PrefillTiles:
     return PrefillTiles(32, 64, 8, 1)
 
 
-def prefill(mixed, log_decay, beta, states, slot, shape, out, tiles: PrefillTiles | None = None) -> None:
+def prefill(mixed, log_decay, beta, states, slots, starts, shape, out, tiles: PrefillTiles | None = None) -> None:
     """Arguments as in `pooled.gated_delta_prefill_pooled`."""
     tiles = tiles or tiles_for(mixed.dtype)
     value_tile = min(tiles.values, max(16, triton.next_power_of_2(shape.value_dim)))
-    grid = (triton.cdiv(shape.value_dim, value_tile), shape.num_value_heads)
+    grid = (triton.cdiv(shape.value_dim, value_tile), shape.num_value_heads, slots.shape[0])
     _prefill_kernel[grid](
-        mixed, log_decay, beta, states, slot, out,
-        mixed.shape[0],
+        mixed, log_decay, beta, states, slots, starts, out,
         mixed.stride(0),
         shape.key_dim**-0.5,
         KEY_HEADS=shape.num_key_heads,
@@ -59,21 +58,27 @@ def prefill(mixed, log_decay, beta, states, slot, shape, out, tiles: PrefillTile
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit
 def _prefill_kernel(
-    mixed, log_decay, beta, states, slot, out, num_rows, mixed_stride, scale,
+    mixed, log_decay, beta, states, slots, starts, out, mixed_stride, scale,
     KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
     KEY_TILE: tl.constexpr, VALUE_TILE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    tile, head = tl.program_id(0), tl.program_id(1)
+    tile, head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    first = tl.load(starts + sequence)
+    num_rows = tl.load(starts + sequence + 1) - first
     key_head = head // (VALUE_HEADS // KEY_HEADS)
     along_key = tl.arange(0, KEY_TILE)
     along_value = tile * VALUE_TILE + tl.arange(0, VALUE_TILE)
     in_key, in_value = along_key < KEY_DIM, along_value < VALUE_DIM
+    mixed += first.to(tl.int64) * mixed_stride
+    out += first.to(tl.int64) * (VALUE_HEADS * VALUE_DIM)
+    log_decay += first * VALUE_HEADS
+    beta += first * VALUE_HEADS
     queries = mixed + key_head * KEY_DIM
     keys = queries + KEY_HEADS * KEY_DIM
     values = mixed + 2 * KEY_HEADS * KEY_DIM + head * VALUE_DIM
-    states += (tl.load(slot).to(tl.int64) * VALUE_HEADS + head) * KEY_DIM * VALUE_DIM
+    states += (tl.load(slots + sequence).to(tl.int64) * VALUE_HEADS + head) * KEY_DIM * VALUE_DIM
     places = states + along_key[:, None] * VALUE_DIM + along_value[None, :]
     in_state = in_key[:, None] & in_value[None, :]
     state = tl.load(places, mask=in_state, other=0.0)
