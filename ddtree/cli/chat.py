@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from contextlib import closing
 
 from rich.console import Console
 
 from ddtree.cli.bar import acceptance_bar, shade
+from ddtree.cli.ctrl_c import CtrlC, hear_ctrl_c
 from ddtree.cli.flags import thinking
 from ddtree.cli.loaded import default_budget, find, load
 from ddtree.cli.screen import LiveScreen, PlainScreen, screen_of
@@ -20,6 +20,7 @@ HELP = "/quit ends, /reset forgets the conversation, Ctrl-C stops an answer"
 
 def chat(args: argparse.Namespace) -> int:
     """Talk until /quit or the end of the input."""
+    hear_ctrl_c()
     console = Console(highlight=False)
     with console.status(f"loading {args.model}"):
         source, tokenizer = find(args)
@@ -35,7 +36,8 @@ def chat(args: argparse.Namespace) -> int:
         if said == "/reset":
             messages = list(opening)
         elif said:
-            messages = _answer(console, args, engine, tokenizer, budget.size, messages, said)
+            with CtrlC() as stopped:
+                messages = _answer(console, args, engine, tokenizer, budget.size, messages, said, stopped)
     return 0
 
 
@@ -49,25 +51,23 @@ def _ask(console: Console) -> str | None:
     return None if said in ("/quit", "/exit") else said
 
 
-def _answer(console, args, engine, tokenizer: Tokenizer, budget: int, messages: list[dict], said: str) -> list[dict]:
+def _answer(
+    console, args, engine, tokenizer: Tokenizer, budget: int, messages: list[dict], said: str, stopped: CtrlC
+) -> list[dict]:
     """Stream one answer; returns the conversation with it. A turn that fails is left out."""
     asked = [*messages, {"role": "user", "content": said}]
     try:
         rendered = render_chat(tokenizer, asked, enable_thinking=thinking(args))
         token_ids = tokenizer.encode(rendered, add_special_tokens=False)
-        turn = Turn(engine, tokenizer, token_ids, args.max_tokens, args.temperature, args.seed, budget)
+        turn = Turn(engine, tokenizer, token_ids, args.max_tokens, args.temperature, args.seed, budget, stopped)
         thought = thought_state(rendered, tokenizer.chat_template)
         parser = ParserChain() if thought is None else ReasoningParser(thought)
         most = engine.block_size if budget and engine.block_size else 1
         with screen_of(console) as screen:
             reply = Reply(screen)
-            try:
-                with closing(iter(turn)) as pieces:
-                    for piece in pieces:
-                        reply.add(parser.feed(piece), shade(turn.num_brought))
-                        screen.show(acceptance_bar(turn.lengths, most, turn.tokens_per_s(), console.width - 1))
-            except KeyboardInterrupt:
-                pass
+            for piece in turn:
+                reply.add(parser.feed(piece), shade(turn.num_brought))
+                screen.show(acceptance_bar(turn.lengths, most, turn.tokens_per_s(), console.width - 1))
             reply.add(parser.flush())
     except ValueError as error:
         console.print(f"{error}; /reset starts anew", style="red", markup=False)

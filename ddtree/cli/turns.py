@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from ddtree.engine.request import Request, RequestStats
@@ -23,6 +23,7 @@ class Turn:
     temperature: float = 0.0
     seed: int | None = None
     tree_budget: int | str = 0
+    stopped: Callable[[], bool] = lambda: False  # asked before each step
     stats: RequestStats | None = None
     finish_reason: str | None = None
     text: str = field(default="", init=False)
@@ -32,11 +33,11 @@ class Turn:
     def __iter__(self) -> Iterator[str]:
         request_id = self.engine.add(self._request())
         try:
-            while self.finish_reason is None:
+            while self.finish_reason is None and not self.stopped():
                 for emission in self.engine.step():
                     yield from self._read(emission)
         finally:
-            # Also when the reader stops early, as Ctrl-C does.
+            # Also when Ctrl-C ends it early.
             if self.finish_reason is None:
                 self.engine.abort(request_id)
 

@@ -1,6 +1,7 @@
 """ddtree chat in a real terminal: the text stays whole, one bar lives below it, Ctrl-C stops an answer and nothing else."""
 
 import re
+import signal
 import sys
 
 from tests.cli.terminal import Terminal
@@ -58,4 +59,17 @@ def test_an_answer_streams_above_one_living_bar():
         rows = terminal.until(waits(3))[-1]
         assert not bars(rows) and [row for row in rows if row][-2] == "(stopped)"
         terminal.type("/quit\n")
+        assert terminal.status() == 0
+
+
+def test_ctrl_c_is_heard_though_the_parent_ignores_it():
+    """As a script does for what it starts with `&`, and the shell of a suite that runs beside other work."""
+    with Terminal([sys.executable, "-c", CHILD.replace("len(engine.added) == 1", "True")], ignored=[signal.SIGINT]) as terminal:
+        terminal.until(waits(1))
+        terminal.type("hi\n")
+        terminal.until(lambda rows: bars(rows))
+        terminal.type("\x03")
+        rows = terminal.until(waits(2))[-1]
+        assert not bars(rows) and [row for row in rows if row][-2] == "(stopped)"
+        terminal.type("\x03")
         assert terminal.status() == 0
