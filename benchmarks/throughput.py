@@ -23,6 +23,8 @@ import torch
 
 from benchmarks.shapes import PAIRS
 
+PREFILL_CHUNK = 16384  # prompt tokens of a step: all prompts go at once, so that no rounds of fewer requests are captured
+
 
 def make_engine(args):
     """An engine over pools for the largest concurrency; synthetic rounds where the weights are random."""
@@ -44,7 +46,10 @@ def make_engine(args):
         target = load_target(args.target, device, dtype)
         drafter = load_drafter(args.drafter, target.config, device, dtype)
     limit = min(args.max_context, target.config.context_limit)
-    config = EngineConfig(max_context=limit, max_tree_budget=max(args.max_tree_budget, *args.budgets), max_running=most, batch_invariant=args.batch_invariant)
+    config = EngineConfig(
+        max_context=limit, max_tree_budget=max(args.max_tree_budget, *args.budgets), max_running=most, batch_invariant=args.batch_invariant,
+        prefill_chunk=PREFILL_CHUNK,
+    )  # fmt: skip
     rows = most * (1 + max(args.budgets))
     from ddtree.engine.loading import load_conditioning
 

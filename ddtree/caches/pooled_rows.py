@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -70,26 +71,53 @@ def consecutive_rows(mode: str, token_ids: torch.Tensor, slots: torch.Tensor, co
     )
 
 
-def prompt_rows(
-    token_ids: Sequence[Sequence[int]], firsts: Sequence[int], slots: Sequence[int], device: torch.device
-) -> tuple[PooledRows, list[int]]:
-    """`PREFILL` rows of several sequences, of each the next tokens of its prompt: `token_ids` from place `firsts[b]` on, in slot
-    `slots[b]`. Returns with them where each sequence's rows begin, and the last one's end."""
-    counts = [len(ids) for ids in token_ids]
-    starts = list(accumulate(counts, initial=0))
-    indices = np.concatenate([np.arange(count, dtype=np.int32) for count in counts])
-    each = np.stack((np.repeat(firsts, counts) + indices, np.repeat(slots, counts), indices)).astype(np.int32)
-    positions, row_slots, row_indices = torch.from_numpy(each).to(device)
-    rows = PooledRows(
+class PromptIndices(NamedTuple):
+    """What `PREFILL` rows are, on the host."""
+
+    token_ids: np.ndarray  # [R] int64
+    places: np.ndarray  # [3, R] int32: positions, row slots, row indices
+    starts: np.ndarray  # [B + 1] int32
+    slots: np.ndarray  # [B] int32
+    max_rows: int  # N
+
+    @classmethod
+    def of(cls, token_ids: Sequence[Sequence[int]], firsts: Sequence[int], slots: Sequence[int]) -> PromptIndices:
+        """The next prompt tokens of several sequences: `token_ids[b]` from place `firsts[b]` on, in slot `slots[b]`."""
+        counts = [len(ids) for ids in token_ids]
+        ids = np.fromiter(chain.from_iterable(token_ids), np.int64, sum(counts))
+        indices = np.fromiter(chain.from_iterable(map(range, counts)), np.int32, len(ids))
+        places = np.stack((np.repeat(np.array(firsts, np.int32), counts) + indices, np.repeat(np.array(slots, np.int32), counts), indices))
+        return cls(ids, places.astype(np.int32), np.cumsum([0, *counts], dtype=np.int32), np.array(slots, np.int32), max(counts, default=0))
+
+    def padded(self, num_rows: int, num_sequences: int, dummy: int) -> PromptIndices:
+        """With rows of nobody behind them, and sequences without rows in slot `dummy`."""
+        rows, sequences = num_rows - len(self.token_ids), num_sequences - len(self.slots)
+        places = np.pad(self.places, ((0, 0), (0, rows)))
+        places[1, len(self.token_ids) :] = -1
+        starts = np.pad(self.starts, (0, sequences), mode="edge")
+        slots = np.pad(self.slots, (0, sequences), constant_values=dummy)
+        return PromptIndices(np.pad(self.token_ids, (0, rows)), places, starts, slots, num_rows)
+
+    def copy_to(self, rows: PooledRows) -> None:
+        """Make rows of the same shape these."""
+        buffers = (rows.positions, rows.row_slots, rows.row_indices, rows.token_ids, rows.starts, rows.slots)
+        for buffer, values in zip(buffers, (*self.places, self.token_ids, self.starts, self.slots), strict=True):
+            buffer.copy_(torch.from_numpy(values), non_blocking=True)
+
+
+def prompt_rows(indices: PromptIndices, device: torch.device) -> PooledRows:
+    """`PREFILL` rows on the device."""
+    positions, row_slots, row_indices = torch.from_numpy(indices.places).to(device)
+    token_ids, starts, slots = (torch.from_numpy(each).to(device) for each in (indices.token_ids, indices.starts, indices.slots))
+    return PooledRows(
         mode=PREFILL,
-        token_ids=torch.from_numpy(np.concatenate([np.asarray(ids, np.int64) for ids in token_ids])).to(device),
+        token_ids=token_ids,
         positions=positions,
-        starts=torch.tensor(starts, dtype=torch.int32).to(device),
-        slots=torch.tensor(slots, dtype=torch.int32).to(device),
+        starts=starts,
+        slots=slots,
         row_slots=row_slots,
         row_indices=row_indices,
         parents=None,
         ancestor_mask=None,
-        max_rows=max(counts),
+        max_rows=indices.max_rows,
     )
-    return rows, starts

@@ -43,7 +43,7 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-running", type=whole(1), default=8, metavar="N", help="requests decoded side by side (default: 8)")
     parser.add_argument(
         "--max-stall", type=whole(0), default=250, metavar="MS",
-        help="that prefill may hold up those that decode; 0: whole chunks of 512 tokens (default: 250)",
+        help="that prefill may hold up those that decode; 0: whole chunks, of 512 tokens, on a GPU 2,048 (default: 250)",
     )
     parser.add_argument(
         "--cache-memory",

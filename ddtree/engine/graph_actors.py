@@ -9,16 +9,17 @@ Letters: R packed rows, N rows a sequence, B sequences, F feature width, V vocab
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
 
-from ddtree.caches.pooled_rows import TREE, PooledRows, prompt_rows
+from ddtree.caches.pooled_rows import TREE, PooledRows
 from ddtree.engine.drafter import Drafter
 from ddtree.engine.graphs import Graph, bucket_of
 from ddtree.engine.pooled_state import PooledState
 from ddtree.engine.prefill import Chunk
+from ddtree.engine.prompt_forward import PromptForwards
 from ddtree.engine.sequence import Sequence
 from ddtree.engine.target import Target
 from ddtree.kernels.compiling import compile_ahead
@@ -33,6 +34,7 @@ class GraphTarget(Target):
     def __init__(self, state: PooledState, buckets: tuple[int, ...], *, graphs: bool = True) -> None:
         super().__init__(state.target.model, state.target.feature_layers)
         self.state, self.buckets, self.graphs = state, buckets, graphs
+        self.prompts = PromptForwards(state, graphs=graphs)
         self._verifiers: dict[tuple[int, int], Verifier] = {}
         self._last: Verifier | None = None
 
@@ -53,19 +55,15 @@ class GraphTarget(Target):
     def prefill_together(self, chunks: SequenceOf[Chunk]) -> tuple[list[torch.Tensor | None], list[int | None]]:
         """Commit chunks of several sequences in one forward: of each its features [n, F], if it drafts, and, after its last
         chunk, the first token of the answer."""
-        state, table = self.state, self.state.table
         slots = [chunk.sequence.target_state.slot for chunk in chunks]
         firsts = [chunk.sequence.num_prefilled for chunk in chunks]
-        rows, starts = prompt_rows([chunk.token_ids for chunk in chunks], firsts, slots, self.device)
-        features = None
-        if any(chunk.sequence.drafts for chunk in chunks):
-            features = torch.empty(rows.num_rows, state.target.feature_width, dtype=self.model.dtype, device=self.device)
-        hidden = state.target(rows, features)
-        table.context_lengths.index_add_(0, rows.slots.long(), rows.starts.diff())
+        drafting = any(chunk.sequence.drafts for chunk in chunks)
+        hidden, features = self.prompts.run([chunk.token_ids for chunk in chunks], firsts, slots, drafting)
+        starts = list(accumulate((len(chunk.token_ids) for chunk in chunks), initial=0))
         token_ids: list[int | None] = [None] * len(chunks)
         ending = [place for place, chunk in enumerate(chunks) if chunk.last]
         if ending:
-            logits = state.target.logits(hidden[[starts[place + 1] - 1 for place in ending]])
+            logits = self.state.target.logits(hidden[[starts[place + 1] - 1 for place in ending]])
             for row, place in enumerate(ending):
                 token_ids[place] = self._first_token(chunks[place], logits[row : row + 1])
         spans = zip(chunks, pairwise(starts), strict=True)

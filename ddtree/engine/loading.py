@@ -23,6 +23,7 @@ from ddtree.models.registry import load_target
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 SINGLE_THREADED = 30_000_000  # parameters up to which one thread serves a CPU
 ROWS_EACH = 32  # that a round over pools may verify per sequence when all that may run do
+PREFILL_CHUNK = 2048  # prompt tokens of a step over pools, where few rows leave the device idle
 _threads_before = 0  # what a small model took away, for a larger one loaded after it
 
 
@@ -132,6 +133,7 @@ def load_engine(
     conditioning = load_conditioning(adapter, drafter_path, drafter_model, model)
     limits |= {"max_tree_budget": max_tree_budget, "max_running": max_running, "batch_invariant": batch_invariant}
     if place.type == "cuda" and unsupported(model) is None:
+        limits.setdefault("prefill_chunk", PREFILL_CHUNK)
         max_rows = max(1 + max_tree_budget, ROWS_EACH * max_running)
         fitting = tokens_that_fit(model, drafter_model, max_running, max_rows, batch_invariant=batch_invariant)
         row_bytes = sum(each.new_cache().size.row_bytes for each in (model, drafter_model) if each is not None)

@@ -40,7 +40,7 @@ def prefill_step(target, drafter, scheduler: Scheduler, prefix: AnyPrefix) -> li
     done, num_tokens, packs = [], 0, getattr(target, "packs_prompts", False)
     while line and left - num_tokens > 0:
         group = first_group(line, left - num_tokens, prefix) if packs else line[:1]
-        if num_tokens and len(group[0].prefill_ids) - group[0].num_prefilled > left - num_tokens:
+        if num_tokens and len(group[0].prefill_ids) - known_of(group[0], prefix) > left - num_tokens:
             break
         line = [sequence for sequence in line if sequence not in group]
         num_tokens += _run(target, drafter, scheduler, prefix, group, left - num_tokens, done)
@@ -55,24 +55,30 @@ def first_group(line: SequenceOf[Sequence], most: int, prefix: AnyPrefix) -> lis
     group = [line[0]]
     if line[0].suspect:
         return group
-    left = most - len(line[0].prefill_ids) + line[0].num_prefilled
+    left = most - len(line[0].prefill_ids) + known_of(line[0], prefix)
     for sequence in line[1:]:
-        lacking = len(sequence.prefill_ids) - sequence.num_prefilled
+        known = known_of(sequence, prefix)
+        lacking = len(sequence.prefill_ids) - known
         if lacking > left:
             break
-        if not sequence.suspect and not _waits(sequence, group, prefix):
+        if not sequence.suspect and not _waits(sequence, known, group, prefix):
             group.append(sequence)
             left -= lacking
     return group
 
 
-def _waits(sequence: Sequence, others: SequenceOf[Sequence], prefix: AnyPrefix) -> bool:
+def known_of(sequence: Sequence, prefix: AnyPrefix) -> int:
+    """Of the tokens that it needs, those that are committed or can be taken over."""
+    if sequence.num_prefilled or prefix is None or not prefix.remembers(sequence):
+        return sequence.num_prefilled
+    return prefix.find(sequence, sequence.prefill_ids).length
+
+
+def _waits(sequence: Sequence, known: int, others: SequenceOf[Sequence], prefix: AnyPrefix) -> bool:
     """Whether one of the others computes many of the tokens that it needs, and they will be remembered."""
     if prefix is None or sequence.num_prefilled or not prefix.remembers(sequence):
         return False
-    ids, salt = sequence.prefill_ids, sequence.request.cache_salt
-    known = prefix.find(sequence, ids).length
-    much = known + WAITED_FOR
+    ids, salt, much = sequence.prefill_ids, sequence.request.cache_salt, known + WAITED_FOR
     return len(ids) > much and any(other.request.cache_salt == salt and other.prefill_ids[:much] == ids[:much] for other in others)
 
 

@@ -37,7 +37,7 @@ def request(seed: int, budget: int, sampling: SamplingParams, max_tokens: int = 
 
 def on_gpu(dtype: torch.dtype, graphs: bool):
     pair = random_hybrid("cuda", dtype)
-    config = EngineConfig(max_context=512, max_tree_budget=128, prefill_chunk=24, max_running=3)
+    config = EngineConfig(max_context=512, max_tree_budget=128, prefill_chunk=40, max_running=3)
     return pooled_engine(pair.target.model, pair.drafter.model, config, max_rows=512, graphs=graphs)
 
 
@@ -65,6 +65,21 @@ def test_a_replay_equals_the_same_calls_bit_for_bit(dtype, kind):
         assert a.stats.acceptance_histogram == b.stats.acceptance_histogram
         pools = zip(tensors(eager), tensors(captured), strict=True)
         assert all(torch.equal(x, y) for x, y in pools), f"a pool differs after budget {budget}"
+    # Prompts side by side, short ones and such as are not captured.
+    for seeds, budget in (((0, 1, 2), 8), ((3, 0, 3), 0), ((2, 1, 0), 16)):
+        wanted = [request(seed, budget, SAMPLINGS[kind]) for seed in seeds]
+        assert together(eager, wanted) == together(captured, wanted)
+        assert all(torch.equal(x, y) for x, y in zip(tensors(eager), tensors(captured), strict=True)), f"a pool differs after {seeds}"
+
+
+def together(engine, requests: list[Request]) -> list[tuple[int, ...]]:
+    """What each says when all come at once."""
+    answers = {engine.add(each): () for each in requests}
+    while engine.has_work:
+        for emission in engine.step():
+            assert emission.error is None, emission.error
+            answers[emission.request_id] += emission.token_ids
+    return list(answers.values())
 
 
 def tensors(engine):

@@ -292,6 +292,6 @@ def test_512_steps_do_not_drift_from_prefill_on_a_gpu():
         outs.append(poison(1, LARGE.num_value_heads, LARGE.value_dim))
         gates = (given.log_decay[one], given.beta[one])
         run("kernel", "step", given.mixed[one], *gates, stepped, slot, integers([0, 1]), LARGE, outs[-1])
-    run("kernel", "prefill", *(t[rows] for t in (given.mixed, given.log_decay, given.beta)), prefilled, slot, LARGE, out)
+    run("kernel", "prefill", *(t[rows] for t in (given.mixed, given.log_decay, given.beta)), prefilled, slot, integers([0, 512]), LARGE, out)
     assert worst_error(torch.cat(outs), out[rows]) <= CLOSE
     assert worst_error(stepped[int(slot)], prefilled[int(slot)], dims=2) <= CLOSE

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ddtree.caches.pages import PageAllocator
-from ddtree.caches.pooled_rows import PREFILL, STEP, PooledRows, consecutive_rows
+from ddtree.caches.pooled_rows import PREFILL, STEP, PooledRows, PromptIndices, consecutive_rows, prompt_rows
 from ddtree.caches.pools import PageTable
 from ddtree.doctor.hybrid import TARGET, fill
 from ddtree.models.config import ModelConfig
@@ -62,6 +62,17 @@ class Pool:
             self.table.context_lengths[slot] += part.shape[1]
         return torch.cat(parts)
 
+    def prompts(self, chunks: dict[int, list[int]], padding: int) -> torch.Tensor:
+        """[R, C], committed: the next tokens of several slots in one forward, with rows and a sequence of nobody behind them."""
+        firsts = [int(self.table.context_lengths[slot]) for slot in chunks]
+        indices = PromptIndices.of(list(chunks.values()), firsts, list(chunks))
+        if padding:
+            indices = indices.padded(len(indices.token_ids) + padding, len(chunks) + 1, dummy=3)
+        hidden = self.target(prompt_rows(indices, self.device))
+        for slot, ids in chunks.items():
+            self.table.context_lengths[slot] += len(ids)
+        return hidden
+
     def step(self, slots: tuple[int, ...], ids: list[int]) -> torch.Tensor:
         """[B, C], committed."""
         tokens = torch.tensor(ids, device=self.device)[:, None]
@@ -116,7 +127,7 @@ def chain(ids: list[int], others: int) -> tuple[DraftTree, list[int]]:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * (name == "Qwen3ForCausalLM")) for name in TARGETS])
 def test_a_token_has_the_same_bits_however_it_is_computed(name, device):
-    """A text at once, in chunks of other sizes, in plain steps beside others, and along paths of trees beside others."""
+    """A text at once, in chunks of other sizes, beside other prompts, in plain steps beside others, and along paths of trees beside others."""
     pool, text = Pool(name, device), torch.randint(0, 96, (110,), generator=torch.Generator().manual_seed(3))
     whole = pool.prefill(0, text, 110)
     logits = pool.target.logits(whole)
@@ -124,6 +135,11 @@ def test_a_token_has_the_same_bits_however_it_is_computed(name, device):
     for chunk in (1, 37, 64):
         pool = Pool(name, device)
         assert torch.equal(pool.prefill(1, text, chunk), whole), f"chunks of {chunk}"
+    pool, other = Pool(name, device), text.flip(0).tolist()
+    for start, count, padding in ((0, 37, 0), (37, 1, 5), (38, 60, 17)):
+        hidden = pool.prompts({2: other[:count // 2 + 1], 1: text[start : start + count].tolist(), 0: other[:9]}, padding)
+        mine = hidden[count // 2 + 1 :][:count]
+        assert torch.equal(mine, whole[start : start + count]), f"{count} tokens from {start} on beside others'"
     pool = Pool(name, device)
     pool.prefill(1, text[:40], 40)
     pool.prefill(2, text[:9], 9)

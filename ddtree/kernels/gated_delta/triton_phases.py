@@ -35,7 +35,7 @@ class PhaseTiles:
     num_warps: int = 4
     num_stages: int = 3
     pair_slice: int = 128  # the same for two blocks of rows
-    summed_from: int = 6  # blocks, from which on a launch of its own sums the log decays of all paths first
+    summed_from: int = 4  # blocks, from which on a launch of its own sums the log decays of all paths first
 
 
 _scratch: dict[torch.device, torch.Tensor] = {}
