@@ -171,17 +171,19 @@ class DeviceRounds:
         self.round_type(self.state, shape, graphs=False).lanes[0].graph.replay()
 
     def _rehearse_prefill(self, num_tokens: int) -> None:
-        """A prompt's tokens into the dummy slot, and its last row's logits; kernels differ by powers of two at most."""
+        """So many tokens of prompts into the dummy slot, and the last one's logits; kernels differ by powers of two at most."""
         state, device = self.state, self.state.device
-        slots = torch.full((1,), state.dummy, dtype=torch.int32, device=device)
-        token_ids = torch.zeros(1, num_tokens, dtype=torch.int64, device=device)
+        # Of several sequences where one may not be so long: the table of pages ends there.
+        batch = -(-num_tokens // state.table.max_tokens)
+        slots = torch.full((batch,), state.dummy, dtype=torch.int32, device=device)
+        token_ids = torch.zeros(batch, -(-num_tokens // batch), dtype=torch.int64, device=device)
         features = None
         if state.drafter is not None:
-            features = torch.zeros(num_tokens, state.target.feature_width, dtype=state.features.dtype, device=device)
+            features = torch.zeros(token_ids.numel(), state.target.feature_width, dtype=state.features.dtype, device=device)
         hidden = state.target(consecutive_rows(PREFILL, token_ids, slots, state.table.context_lengths), features)
         argmax(state.target.logits(hidden[-1:]))
         if features is not None:
-            state.drafter.absorb(features[None], slots, torch.zeros_like(slots))
+            state.drafter.absorb(features.view(*token_ids.shape, -1), slots, torch.zeros_like(slots))
 
     def shape_of(self, sequences: SequenceOf[Sequence]) -> RoundShape:
         """The least captured shape that holds a round of these."""

@@ -14,7 +14,8 @@ from ddtree.engine.graphs import Graph, bucket_of
 from ddtree.engine.pooled_state import PooledState
 from ddtree.kernels.compiling import compile_ahead
 
-ROWS = (16, 64, 128, 256)  # that a forward is captured for; of more the work itself keeps the device busy
+ROWS = (16, 64, 128, 256, 512, 1024, 2048)  # that a forward may be captured for,
+MOST_WORK = 1.5e13  # while it has no more operations: beyond, the work itself keeps the device busy
 BATCHES = (1, 8, 64)
 
 
@@ -55,15 +56,16 @@ class PromptForwards:
     def __init__(self, state: PooledState, *, graphs: bool = True) -> None:
         self.state, self.graphs = state, graphs
         self.pads = state.device.type == "cuda"  # with graphs or without, so that both give the same bits
+        operations = 2 * sum(parameter.numel() for parameter in state.target.model.parameters())
+        self.rows = tuple(rows for rows in ROWS if rows * operations <= MOST_WORK) or ROWS[:1]
         self._pool = torch.cuda.graph_pool_handle() if self.pads and graphs else None
         self._features: torch.Tensor | None = None
         self._captured: dict[tuple[int, int], PromptForward] = {}
 
-    def prepare(self, max_running: int) -> None:
-        """Capture what one prompt needs, and so many side by side."""
-        for batch in sorted({1, bucket_of(min(max_running, BATCHES[-1]), BATCHES)}) if self.pads and self.graphs else ():
-            for num_rows in ROWS:
-                self._forward_of(batch, num_rows)
+    def prepare(self) -> None:
+        """Capture what one prompt needs; several side by side are captured when they first come, which takes a fraction of a second."""
+        for num_rows in self.rows if self.pads and self.graphs else ():
+            self._forward_of(1, num_rows)
 
     def run(
         self, token_ids: SequenceOf[SequenceOf[int]], firsts: SequenceOf[int], slots: SequenceOf[int], wants_features: bool
@@ -74,8 +76,8 @@ class PromptForwards:
         one sequence after the other; both may be written over by the next call.
         """
         state, num_rows = self.state, sum(map(len, token_ids))
-        if self.pads and num_rows <= ROWS[-1] and len(slots) <= BATCHES[-1]:
-            forward = self._forward_of(bucket_of(len(slots), BATCHES), bucket_of(num_rows, ROWS))
+        if self.pads and num_rows <= self.rows[-1] and len(slots) <= BATCHES[-1]:
+            forward = self._forward_of(bucket_of(len(slots), BATCHES), bucket_of(num_rows, self.rows))
             return forward.run(token_ids, firsts, slots)
         features = self._new_features(num_rows) if wants_features else None
         rows = prompt_rows(PromptIndices.of(token_ids, firsts, slots), state.device)
@@ -85,7 +87,7 @@ class PromptForwards:
         shape = (batch, num_rows)
         if shape not in self._captured:
             if self._features is None and self.state.drafter is not None:
-                self._features = self._new_features(ROWS[-1])
+                self._features = self._new_features(self.rows[-1])
             self._captured[shape] = PromptForward(self.state, *shape, self._features, graphs=self.graphs, pool=self._pool)
         return self._captured[shape]
 

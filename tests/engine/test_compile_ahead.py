@@ -52,6 +52,16 @@ def rehearsed(rounds, kinds) -> int:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+def test_a_step_may_take_more_tokens_than_one_sequence_has_room_for(family):
+    """Such prefills are rehearsed too, and read nothing beyond a table's end: on a GPU that would end the process."""
+    rounds = Pair(family).engine(max_context=100, prefill_chunk=2048, max_running=2).device_rounds
+    with torch.inference_mode():
+        for num_tokens in (1, 100, 257, 1000, 2048):
+            rounds._rehearse_prefill(num_tokens)
+    assert not rounds.state.table.context_lengths[: rounds.state.dummy].any()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_rehearsal_disturbs_no_sequence_that_runs(family, monkeypatch):
     engine = Pair(family).engine(max_running=2)
     prompt = torch.randint(0, VOCAB, (37,), generator=torch.Generator().manual_seed(3))
