@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import _thread
 import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
+
+AGAIN_S = 0.05  # after which a lost KeyboardInterrupt is raised again
 
 
 class CtrlC:
@@ -37,3 +43,24 @@ def hear_ctrl_c() -> None:
     """Undo that SIGINT is ignored, as a script's `&` leaves it to all that it starts: keys typed here are meant for this command."""
     if sys.stdin.isatty() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextmanager
+def lost_none() -> Iterator[None]:
+    """A KeyboardInterrupt that Python drops, as it does in finalizers and weak references' callbacks (each import has one), comes again."""
+    before = sys.unraisablehook
+
+    def hear(dropped) -> None:
+        if not issubclass(dropped.exc_type, KeyboardInterrupt):
+            before(dropped)
+            return
+        # Not here, where it would be dropped as well.
+        timer = threading.Timer(AGAIN_S, _thread.interrupt_main)
+        timer.daemon = True
+        timer.start()
+
+    sys.unraisablehook = hear
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from ddtree import __version__
 from ddtree.cli.bench import add_bench
+from ddtree.cli.ctrl_c import lost_none
 from ddtree.cli.flags import add_model, add_sampling, add_thinking
 from ddtree.cli.serve_flags import add_serve
 
@@ -115,7 +116,8 @@ def _add_systemd(parser: argparse.ArgumentParser) -> None:
 
 def _guarded(run: Callable[[], int]) -> int:
     try:
-        return run()
+        with lost_none():
+            return run()
     except (ValueError, OSError) as error:
         # SourceError and what loading finds wrong are ValueErrors that name both sides and the remedy.
         print(f"ddtree: error: {error}", file=sys.stderr)

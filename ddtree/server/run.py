@@ -115,9 +115,11 @@ def run(app: ASGIApp, worker: Worker, sock: socket.socket, drain_s: float = 3.0)
         server.should_exit = True
 
     worker.on_load_failure = load_failed
-    worker.start()
     try:
-        server.run(sockets=[sock])
+        # From here on: uvicorn begins later, and until then Ctrl-C would be an exception in the middle of its and asyncio's start.
+        with server.capture_signals():
+            worker.start()
+            server.run(sockets=[sock])
     finally:
         worker.stop()
         sock.close()

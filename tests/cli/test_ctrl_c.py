@@ -1,15 +1,19 @@
-"""Ctrl-C while ddtree chat answers, wherever it falls: the answer stops, the screen lives, the conversation is kept."""
+"""Ctrl-C is heard wherever it falls: in ddtree chat the answer stops, the screen lives, the conversation is kept; generate and serve end."""
 
 import builtins
 import io
 import signal
 import sys
+import time
+import weakref
+from threading import Timer
 
 import pytest
 from rich.console import Console
 
 import ddtree.cli.chat
 from ddtree.cli.main import INTERRUPTED, main
+from ddtree.server.run import Server
 from tests.cli.stubs import install, stub_engine
 
 
@@ -111,3 +115,48 @@ def test_a_second_one_does_not_wait_for_the_step(monkeypatch):
     talk.engine.step = hanging
     assert talk.status() == INTERRUPTED and talk.engine.aborted == [1]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_one_that_python_drops_comes_again(monkeypatch):
+    """In a weak reference's callback, of which every import has one; `generate` knows no other way to end."""
+    engine = stub_engine("round and round " * 1000)
+    engine.config.max_context = 10**6
+    install(monkeypatch.setattr, engine)
+    step, num_steps, references = engine.step, 0, []
+
+    class Referred:
+        pass
+
+    def forgetting():
+        nonlocal num_steps
+        num_steps += 1
+        if num_steps == 5:
+            references.append(weakref.ref(Referred(), lambda gone: signal.raise_signal(signal.SIGINT)))
+        time.sleep(0.002)
+        return step()
+
+    engine.step = forgetting
+    before = sys.unraisablehook
+    assert main(["generate", "hi", "--tree-budget", "4", "--max-tokens", "15000"]) == INTERRUPTED and engine.aborted == [1]
+    assert sys.unraisablehook is before
+
+
+def test_the_server_hears_it_before_its_loop_does(monkeypatch):
+    """Between asyncio's handler and uvicorn's."""
+    install(monkeypatch.setattr, stub_engine())
+    serve, late = Server.serve, []
+
+    async def interrupted(self, sockets=None):
+        signal.raise_signal(signal.SIGINT)
+        await serve(self, sockets)
+
+    def again():
+        late.append(True)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Server, "serve", interrupted)
+    timer = Timer(20, again)
+    timer.start()
+    status = main(["serve", "--port", "0", "--tree-budget", "4"])
+    timer.cancel()
+    assert status == 0 and not late
