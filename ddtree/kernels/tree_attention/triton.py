@@ -63,20 +63,26 @@ def _clear(
 
 @triton.jit
 def _visible(
-    mask, rows, live, place, start, num_rows, context_length, window, stride_mask,
-    BLOCK_M: tl.constexpr, BLOCK_T: tl.constexpr, TREE: tl.constexpr, BIDIRECTIONAL: tl.constexpr, WINDOWED: tl.constexpr,
+    mask, rows, first_row, place, start, num_rows, context_length, window, stride_mask,
+    DISTINCT: tl.constexpr, BLOCK_T: tl.constexpr, TREE: tl.constexpr, BIDIRECTIONAL: tl.constexpr, WINDOWED: tl.constexpr,
 ):  # fmt: skip
-    """[BLOCK_M, BLOCK_T] bool: which of the keys from `place` on each pair sees."""
+    """[pairs, BLOCK_T] bool: which of the keys from `place` on each pair sees. DISTINCT rows from `first_row` on are those of all pairs."""
     token = tl.arange(0, BLOCK_T)[None, :]
     node, row = place - context_length + token, rows[:, None]
     if TREE:
-        staged = (node >= 0) & (node <= row) & live[:, None]
-        seen = tl.load(mask + (start + row) * stride_mask + node, mask=staged, other=0)
-        # A word per row, gathered from its own place: what is loaded as a tile would impose the load's layout on the
-        # whole softmax, and every tile of scores would be copied through 8 KB of shared memory to get there.
-        bits = tl.sum((seen != 0).to(tl.int64) << token.to(tl.int64), axis=1)
-        bits = tl.gather(bits, tl.arange(0, BLOCK_M), axis=0)
-        visible = (node < 0) | (((bits[:, None] >> token.to(tl.int64)) & 1) != 0)
+        # A row's heads see alike: of its bits there is a word of 32 or two, made once and handed to each pair by gathering. A mask
+        # that is loaded as a tile of pairs would impose the load's layout on the whole softmax, and every tile of scores would
+        # be copied through shared memory to get there.
+        own = first_row + tl.arange(0, DISTINCT)
+        staged = (node >= 0) & (node <= own[:, None]) & (own < num_rows)[:, None]
+        seen = tl.load(mask + (start + own)[:, None] * stride_mask + node, mask=staged, other=0) != 0
+        bits = tl.where(seen & (token < 32), 1 << (token & 31), 0)
+        word = tl.gather(tl.sum(bits, axis=1), rows - first_row, axis=0)[:, None]
+        if BLOCK_T > 32:
+            bits = tl.where(seen & (token >= 32), 1 << (token & 31), 0)
+            high = tl.gather(tl.sum(bits, axis=1), rows - first_row, axis=0)[:, None]
+            word = tl.where(token < 32, word, high)
+        visible = (node < 0) | (((word >> (token & 31)) & 1) != 0)
     elif BIDIRECTIONAL:
         visible = (node < num_rows) & (row >= 0)
         if WINDOWED:
@@ -96,6 +102,7 @@ def _attend_kernel(
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr,
     LEAST_SHARE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
     TREE: tl.constexpr, BIDIRECTIONAL: tl.constexpr, WINDOWED: tl.constexpr, PRECISION: tl.constexpr, SPLIT: tl.constexpr,
+    DISTINCT: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
     kv_head, split = tl.program_id(1) % num_kv_heads, tl.program_id(1) // num_kv_heads
@@ -158,8 +165,8 @@ def _attend_kernel(
         # Tiles that every row of the program sees whole need no mask.
         if place + BLOCK_T > shared_end:
             visible = _visible(
-                mask, rows, live, place, start, num_nodes, context_length, window, stride_mask,
-                BLOCK_M, BLOCK_T, TREE, BIDIRECTIONAL, WINDOWED,
+                mask, rows, tile * BLOCK_M // GROUP, place, start, num_nodes, context_length, window, stride_mask,
+                DISTINCT, BLOCK_T, TREE, BIDIRECTIONAL, WINDOWED,
             )  # fmt: skip
             scores = tl.where(visible, scores, -float("inf"))
         new_peak = tl.maximum(peak, tl.max(scores, axis=1))
@@ -234,6 +241,12 @@ def _combine_kernel(
     tl.store(place, combined.to(out.dtype.element_ty), mask=dim < HEAD_DIM)
 
 
+def rows_of_tile(block_m: int, group: int) -> int:
+    """At least as many rows as `block_m` pairs of `group` heads each may belong to, a power of two."""
+    apart = block_m // group if block_m % group == 0 else -(-block_m // group) + 1
+    return min(block_m, triton.next_power_of_2(apart))
+
+
 def tree_attention_pooled_triton(
     query: torch.Tensor,
     key_pages: torch.Tensor,
@@ -286,7 +299,7 @@ def tree_attention_pooled_triton(
         query.stride(0), query.stride(1), key_pages.stride(0), key_pages.stride(1), key_pages.stride(2),
         page_table.stride(0), mask.stride(0), out.stride(0),
         **common, PAGE_SIZE=page_size, PRECISION="ieee" if query.dtype == torch.float32 else None, SPLIT=plan.num_splits > 1,
-        num_warps=plan.num_warps, num_stages=plan.num_stages,
+        DISTINCT=rows_of_tile(plan.block_m, group), num_warps=plan.num_warps, num_stages=plan.num_stages,
     )  # fmt: skip
     if plan.num_splits > 1:
         _combine_kernel[(max_rows, num_heads, num_sequences)](
