@@ -65,8 +65,8 @@ class DeviceAuto:
         return f"ms of a round by tree budget: {costs}"
 
     def prepare(self, max_running: int, prefill_chunk: int) -> None:
-        """Capture and time what will be wanted: one sequence, greedy or drawing, and every number of greedy ones. Drawing in
-        larger numbers is captured when it first occurs, which holds that round up for seconds."""
+        """Capture and time what will be wanted: one sequence, greedy or drawing, and every number of greedy ones. What
+        drawing adds in larger numbers follows from these; a shape of theirs is captured when it is first chosen."""
         batches, scored = BATCHES[: BATCHES.index(bucket_of(max_running, BATCHES)) + 1], self.rounds.state.conditioning is not None
         wanted = [(1, True, scored), *((count, False, scored) for count in batches)]
         spared = [(count, False, False) for count in batches if scored and count >= SPARING]
@@ -81,7 +81,13 @@ class DeviceAuto:
         key = (bucket_of(num_sequences, BATCHES), sampled, conditioned)
         if key not in self.costs:
             scored = self.costs.get((*key[:2], True))
-            if not conditioned and key[0] >= SPARING and scored is not None:
+            greedy = self.costs.get((key[0], False, conditioned)) if sampled and key[0] > 1 else None
+            if greedy is not None:
+                # Each sequence draws as one alone does; every round of theirs corrects it.
+                count = len(greedy)
+                drawing = np.maximum(self.costs_of(1, True)[:count] - self.costs_of(1, False)[:count], 0.0)
+                self.costs[key] = greedy + key[0] * drawing
+            elif not conditioned and key[0] >= SPARING and scored is not None:
                 # The adapter costs about the same at every budget, and a capture takes its time.
                 plain_shape = self._compared(*key[:2])
                 share = scored[self.ladder.index(plain_shape.max_budget)] - self._time(plain_shape)

@@ -145,3 +145,28 @@ def test_auto_finds_the_best_budget_whichever_it_begins_with(first):
         auto.observe([(sequence, SimpleNamespace(num_drafted=tree.num_drafted, seen=tree, acceptance_length=1 + promised))])
         budgets.append(sequence.tree_budget)
     assert budgets[40:].count(63) == len(budgets) - 40, budgets
+
+
+@pytest.mark.parametrize("conditioned", [False, True])
+def test_drawing_in_numbers_costs_what_one_adds_and_is_not_timed_in_service(conditioned):
+    """After a start nobody waits for the whole ladder of a batch that draws to be captured and timed."""
+    state = SimpleNamespace(conditioning=object() if conditioned else None, max_rows=1025)
+    auto = DeviceAuto(SimpleNamespace(state=state, compile_ahead=lambda *_: None), {"0": {"4": 2.5, "64": 3.5}}, 16, 64)
+    timed = []
+
+    def time_of(shape):
+        timed.append(shape)
+        adapter = 0.2 if shape.conditioned else 0.0
+        return 1.0 + shape.num_sequences * (0.01 * shape.max_budget + adapter + (0.05 if shape.sampled else 0.0))
+
+    auto._time = time_of
+    auto.prepare(8, 512)
+    at_start = len(timed)
+    for count in (2, 3, 8):
+        for scored in {conditioned, False}:
+            bucket = bucket_of(count, BATCHES)
+            expected = [1.0 + bucket * (0.01 * b + 0.05 + (0.2 if scored and b else 0.0)) for b in auto.ladder if bucket * (1 + b) <= 1025]
+            known = bucket < 8 and conditioned and not scored  # small batches keep the adapter
+            if not known:
+                assert auto.costs_of(count, True, scored) == pytest.approx(expected)
+    assert len(timed) == at_start
