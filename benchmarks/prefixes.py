@@ -47,6 +47,7 @@ class Bench:
 
     def engine(self, num_tokens: int, prefix_bytes: int = PAGE_BYTES, max_running: int = 1, max_context: int | None = None):
         from ddtree.engine.config import EngineConfig
+        from ddtree.engine.loading import PREFILL_CHUNK
         from ddtree.engine.pooled import pooled_engine
 
         config = EngineConfig(
@@ -54,6 +55,7 @@ class Bench:
             max_tree_budget=self.args.budget,
             max_running=max_running,
             prefix_bytes=prefix_bytes,
+            prefill_chunk=PREFILL_CHUNK,
         )
         graphs = not self.args.no_cuda_graphs
         return pooled_engine(*self.pair, config, num_tokens=num_tokens, max_rows=max_running * (1 + self.args.budget), graphs=graphs)
