@@ -223,7 +223,7 @@ class Engine:
         self.target.close(sequence)
         if self.drafter:
             self.drafter.close(sequence)
-        sequence.num_prefilled, sequence.prefilling, sequence.boundaries = 0, True, []
+        sequence.num_prefilled, sequence.prefilling, sequence.boundaries, sequence.logprobs = 0, True, [], []
 
     def _reserve(self, sequences: SequenceOf[Sequence]) -> None:
         """Buffers as large as the pages that the sequences hold."""

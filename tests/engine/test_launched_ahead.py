@@ -100,8 +100,10 @@ def asynchronous(pair: Pair, rng, monkeypatch):
     )  # fmt: skip
     stream, rounds = Stream(rng), engine.device_rounds
     rounds.round_type = queued(stream)
-    stream.precede(engine.target, "open", "close", "prefill", "verify", "commit")
-    stream.precede(engine.drafter, "absorb", "draft_blocks", "commit")
+    engine.target.prompts.pads = True
+    stream.precede(engine.target, "open", "close", "verify", "commit")
+    stream.precede(engine.target.prompts, "run")
+    stream.precede(engine.drafter, "absorb", "absorb_together", "draft_blocks", "commit")
     stream.precede(rounds.state.table, "give", "take")
     if engine.prefix is not None:
         stream.precede(engine.prefix, "add", "restore")

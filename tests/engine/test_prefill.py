@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import reduce
+
 import pytest
 
 from ddtree.engine.request import Request
@@ -114,6 +116,36 @@ def test_a_prompt_that_fails_ends_its_own_request_alone(pair, kind):
     check_courses(courses, pair.cold)
     assert [course.finish_reason for course in courses] == ["length", "length", "error", "length", "length"]
     assert "a spoilt prompt" in courses[2].error
+    check_pages(engine)
+
+
+@pytest.mark.parametrize(("part", "call"), [("target.prompts.run", 1), ("target._first_token", 3), ("drafter.absorb_together", 1)])
+def test_a_fault_that_does_not_come_again_leaves_no_trace(pair, part, call):
+    """Wherever in a forward of several it comes: everyone gets their tokens, and the log-probability of each, once."""
+    engine, calls = pair.engine(prefix_bytes=0, prefill_chunk=128, max_running=8), []
+    *owners, name = part.split(".")
+    owner = reduce(getattr, owners, engine)
+    work = getattr(owner, name)
+
+    def spoilt(*given):
+        result = work(*given)
+        calls.append(part)
+        if len(calls) == call:
+            raise RuntimeError("scripted: once")
+        return result
+
+    setattr(owner, name, spoilt)
+    requests = requests_of(num_logprobs=2)
+    emitted = {engine.add(request): [] for request in requests}
+    while engine.has_work:
+        for emission in engine.step():
+            emitted[emission.request_id].append(emission)
+    for request, emissions in zip(requests, emitted.values(), strict=True):
+        token_ids = [token_id for emission in emissions for token_id in emission.token_ids]
+        assert token_ids == pair.cold(request)
+        assert [each.token_id for emission in emissions for each in emission.logprobs] == token_ids
+        assert emissions[-1].stats.output_tokens == len(token_ids)
+    assert len(calls) >= call
     check_pages(engine)
 
 
