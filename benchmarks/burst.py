@@ -24,13 +24,15 @@ from benchmarks.shapes import PAIRS
 from benchmarks.throughput import make_engine, prompts_of
 
 
-def burst(engine, prompts: list, budget: int, answer_tokens: int) -> tuple[list[float], float, int]:
+def burst(engine, prompts: list, args) -> tuple[list[float], float, int]:
     """Seconds until each request's first token, until the last token of all, and how many tokens."""
     from ddtree.engine.request import Request
+    from ddtree.sampling.params import SamplingParams
 
+    sampling = SamplingParams(temperature=args.temperature, top_p=args.top_p, top_k=args.top_k)
     started, first, tokens = time.perf_counter(), {}, 0
     for place, prompt in enumerate(prompts):
-        engine.add(Request(prompt, answer_tokens, tree_budget=budget, seed=place, cache_salt=None))
+        engine.add(Request(prompt, args.answer_tokens, sampling, tree_budget=args.budget, seed=place, cache_salt=None))
     while engine.has_work:
         for emission in engine.step():
             if emission.error:
@@ -45,7 +47,7 @@ def point(engine, prompts: list, concurrency: int, args) -> dict:
     runs = []
     for repeat in range(args.repeats + 2):
         chosen = [prompts[(repeat * concurrency + i) % len(prompts)] for i in range(concurrency)]
-        runs.append(burst(engine, chosen, args.budget, args.answer_tokens))
+        runs.append(burst(engine, chosen, args))
     figures = {
         "first_token_ms": [1000 * statistics.median(first) for first, _, _ in runs[2:]],
         "last_first_token_ms": [1000 * first[-1] for first, _, _ in runs[2:]],
@@ -64,6 +66,9 @@ def main() -> int:
     parser.add_argument("--adapter", default="auto", help='a folder, or "none"')
     parser.add_argument("--concurrency", type=numbers, default=[1, 8, 32])
     parser.add_argument("--budget", type=int, default=8)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--top-p", type=float, default=1.0)
+    parser.add_argument("--top-k", type=int, default=0)
     parser.add_argument("--answer-tokens", type=int, default=128)
     parser.add_argument("--prompt-tokens", type=int, default=128, help="of each random prompt")
     parser.add_argument("--prefill-chunk", type=int, default=2048, help="prompt tokens of a step, as a server on a GPU has them")

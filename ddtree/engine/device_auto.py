@@ -71,6 +71,7 @@ class DeviceAuto:
         wanted = [(1, True, scored), *((count, False, scored) for count in batches)]
         spared = [(count, False, False) for count in batches if scored and count >= SPARING]
         shapes = [shape for key in wanted for shape in self._shapes(*key)] + [self._compared(*key[:2]) for key in spared]
+        shapes += [replace(shape, filtered=True) for shape in self._shapes(1, True, scored)]  # not captured yet
         self.rounds.compile_ahead(shapes, prefill_chunk)
         for key in wanted + spared:
             self.costs_of(*key)

@@ -19,7 +19,7 @@ from ddtree.engine.pooled_state import NEVER, PooledState
 from ddtree.engine.round_report import RoundReport, report_width
 from ddtree.engine.stats import STAGES
 from ddtree.kernels.fused import argmax
-from ddtree.kernels.sample import choose_pooled, streams_pooled
+from ddtree.kernels.sample import choose_filtered_pooled, choose_pooled, streams_pooled
 from ddtree.kernels.tree_accept import accept_pooled
 from ddtree.kernels.tree_build import (
     TreeBuffers,
@@ -40,6 +40,7 @@ class RoundShape:
     conditioned: bool = False  # whether trees are ranked with the adapter's scores
     absorbs: bool = True  # whether the drafter's context follows; plain requests do without
     chain: bool = False  # whether trees do without branching
+    filtered: bool = False  # whether any sequence draws from what top-k, top-p or min-p keep
 
     @property
     def rows_each(self) -> int:
@@ -194,7 +195,11 @@ class DeviceRound:
             return argmax(logits)
         depths = self.trees.depths + 1 if rows.mode == TREE else torch.ones_like(rows.row_indices)
         streams, temperatures = self._sampling(rows.row_slots, depths)
-        return choose_pooled(logits, temperatures, streams)
+        if not self.shape.filtered:
+            return choose_pooled(logits, temperatures, streams)
+        state, places = self.state, rows.row_slots.clamp(min=0).long()
+        filters = (state.top_ks[places], state.top_ps[places], state.min_ps[places])
+        return choose_filtered_pooled(logits, temperatures, streams, *filters)
 
     def accept(self, target_tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Follow the target's tokens: path [B, P], its lengths [B], emitted tokens [B, P], bonus tokens [B]."""

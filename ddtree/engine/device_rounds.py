@@ -197,6 +197,7 @@ class DeviceRounds:
             conditioned=budget > 0 and ranks_conditioned(sequences),
             absorbs=any(s.drafts for s in sequences),
             chain=chain,
+            filtered=any(s.request.sampling.filtered for s in sequences),
         )
 
     def _within_drafter(self, sequences: SequenceOf[Sequence], ahead: int) -> bool:
@@ -289,7 +290,6 @@ def suits(sequence: Sequence) -> bool:
     return (
         sequence.adjuster is None
         and not sequence.suspect
-        and not request.sampling.filtered
         and request.num_logprobs is None
     )
 

@@ -72,6 +72,9 @@ class PooledState:
         self.roots = torch.zeros(num_sequences + 1, dtype=torch.int64, device=device)
         self.noise_keys = torch.zeros(num_sequences + 1, dtype=torch.int64, device=device)
         self.temperatures = torch.zeros(num_sequences + 1, dtype=torch.float32, device=device)
+        self.top_ks = torch.zeros(num_sequences + 1, dtype=torch.int32, device=device)
+        self.top_ps = torch.ones(num_sequences + 1, dtype=torch.float64, device=device)
+        self.min_ps = torch.zeros(num_sequences + 1, dtype=torch.float64, device=device)
         # Where a slot's request ends, by context length and by token; `ended` once it has. None where nobody asks.
         self.ends = self.stop_ids = self.ended = None
         if keeps_states and self.state_bytes:
@@ -111,8 +114,10 @@ class PooledState:
     def begin(self, request: Request) -> SlotState:
         """A slot for a request: how it draws, and where it ends."""
         slot = self.open()
-        self.temperatures[slot] = request.sampling.temperature
-        if not request.sampling.greedy:
+        sampling = request.sampling
+        self.temperatures[slot] = sampling.temperature
+        self.top_ks[slot], self.top_ps[slot], self.min_ps[slot] = sampling.top_k, sampling.top_p, sampling.min_p
+        if not sampling.greedy:
             key = noise_key(request.seed, request.choice_index, request.prompt_token_ids)
             self.noise_keys[slot] = key - (1 << 64) if key >> 63 else key
         stops = request.eos_token_ids | request.stop_token_ids

@@ -118,7 +118,7 @@ def test_every_length_emits_the_same(engines, sampling, scoring):
 
 
 def test_chains_side_by_side_and_beside_trees(engines):
-    """Chains of other lengths share a captured round; beside a tree, or where tokens are filtered, the host builds them."""
+    """Chains of other lengths share a captured round, drawn from what filters keep or not; beside a tree the host builds them."""
     host, pooled = engines
     for requests in (
         [chain(1, max_tokens=9), chain(2, SAMPLED, 4, max_tokens=9), request(3, 0, max_tokens=9)],

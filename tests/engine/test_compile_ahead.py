@@ -32,7 +32,8 @@ def test_every_shape_of_a_start_is_compiled_before_the_first_is_timed(conditione
 
     auto._time = time_of
     auto.prepare(max_running, 512)
-    assert set(ahead[0]) == set(timed)
+    assert set(timed) <= set(ahead[0])
+    assert all(shape.filtered for shape in set(ahead[0]) - set(timed)), "whose kernels a first filtered request finds"
     assert any(shape.num_sequences == max_running and shape.max_budget == 63 for shape in timed)
     assert all(np.isfinite(costs).all() for costs in auto.costs.values())
 

@@ -54,7 +54,7 @@ def test_the_gpu_emits_what_the_cpu_emits(kind):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("kind", ["greedy", "sampled"])
+@pytest.mark.parametrize("kind", ["greedy", "sampled", "filtered"])
 def test_a_replay_equals_the_same_calls_bit_for_bit(dtype, kind):
     eager, captured = (on_gpu(dtype, graphs) for graphs in (False, True))
     # Long trees before short ones: stale rows of a larger tree must not show.
