@@ -149,7 +149,8 @@ def test_choices_of_one_prompt_share_its_pages(pair):
             most = max(most, engine.memory.num_pages_of(running))
             assert len({tuple(s.pages[: 199 // PAGE_SIZE]) for s in running}) == 1
     assert [answers[i] for i in ids] == [pair.cold(request) for request in requests]
-    assert [cached[i] for i in ids] == [0, 199, 199, 199]
+    # The last few tokens are computed again where that goes along with what the first still lacks.
+    assert cached[ids[0]] == 0 and all(cached[i] in (192, 199) for i in ids[1:])
     assert most < 4 * 4, "each has its own page behind the shared ones, and no more"
     check_pages(engine)
 
@@ -235,6 +236,14 @@ def test_what_is_remembered_stays_as_it_was(pair):
             assert before[1] is None or torch.equal(before[1], now[1])
 
 
+def drawn(rng, number: int) -> SamplingParams:
+    """Greedy or not, now and then filtered, or penalised, which takes the host into its rounds."""
+    temperature, top_p = float(rng.choice([0.0, 0.8])), float(rng.choice([1.0, 1.0, 0.9]))
+    if number % 2:
+        return SamplingParams(temperature=temperature, top_p=top_p)
+    return SamplingParams(temperature=temperature, frequency_penalty=0.3 if top_p < 1 else 0.0)
+
+
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 21))])
 def test_random_schedules(pair, seed):
     """Joins, cancels, shared prefixes, in odd seeds so little memory that some are preempted: every answer as cold and alone, and no page is lost."""
@@ -245,11 +254,11 @@ def test_random_schedules(pair, seed):
         Request(
             tokens(300 + int(rng.integers(3)), int(rng.integers(20, longest_prompt))) + tokens(int(rng.integers(1000)), int(rng.integers(1, 40))),
             int(rng.integers(1, most_tokens)),
-            SamplingParams(temperature=float(rng.choice([0.0, 0.8])), top_p=float(rng.choice([1.0, 1.0, 0.9]))),
+            drawn(rng, number),
             seed=int(rng.integers(100)),
             tree_budget=int(rng.choice([0, 3, 16])),
         )
-        for _ in range(64 if seed else 12)
+        for number in range(64 if seed else 12)
     ]
     courses = run_schedule(engine, requests, rng, cancel_share=0.03)
     check_courses(courses, pair.cold)

@@ -73,7 +73,7 @@ def test_a_round_that_fails_is_computed_again_in_pages_of_its_own(pair):
     """Pages may be others' too, so a sequence that begins again must not write in those that it had."""
     engine, system = pair.engine(), tokens(30, 128)
     engine.generate(ask((*system, 1), boundaries=(128,)))
-    requests = [ask((*system, 2 + i), 8, 30, seed=i, sampling=SamplingParams(top_p=0.9, temperature=0.5)) for i in range(3)]
+    requests = [ask((*system, 2 + i), 8, 30, seed=i, sampling=SamplingParams(frequency_penalty=0.2, temperature=0.5)) for i in range(3)]
     verify, failures = engine.target.verify, [3]
 
     def failing(sequences, trees):
