@@ -34,7 +34,7 @@ class Inputs:
 
     def __init__(self, rows: int, sequences: int, seed: int, channels: int = CHANNELS, heads: int = HEADS) -> None:
         torch.manual_seed(seed)
-        total = rows * sequences
+        self.rows, total = rows, rows * sequences
         projected = torch.randn(total, channels + PROJECTED - CHANNELS, device=DEVICE).bfloat16()
         self.x, self.a, self.b = projected[:, :channels], projected[:, -heads:], projected[:, -2 * heads : -heads]
         self.weight = torch.randn(channels, WIDTH, device=DEVICE).bfloat16()
@@ -63,7 +63,7 @@ class Inputs:
         home.step(*self.convolution, self.slots, self.starts, self.out, self.gates)
 
     def prefill(self, home=triton_rows) -> None:
-        home.prefill(*self.convolution, self.slots, self.out, self.gates)
+        home.prefill(*self.convolution, self.slots, self.starts, self.rows, self.out, self.gates)
 
     @property
     def results(self) -> tuple[torch.Tensor, ...]:
@@ -165,7 +165,7 @@ def main() -> None:
     parser.add_argument("--out", help="also write the JSON here")
     given = parser.parse_args()
     if given.small:
-        shapes = {"tree": (9, 2), "step": (1, 2), "prefill": (9, 1)}
+        shapes = {"tree": (9, 2), "step": (1, 2), "prefill": (9, 2)}
         print(json.dumps({"checked": {name: check(name, *size, 0, 40, 3) for name, size in shapes.items()}}))
         return
     if DEVICE != "cuda":
