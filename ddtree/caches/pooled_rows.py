@@ -107,8 +107,10 @@ class PromptIndices(NamedTuple):
 
 def prompt_rows(indices: PromptIndices, device: torch.device) -> PooledRows:
     """`PREFILL` rows on the device."""
-    positions, row_slots, row_indices = torch.from_numpy(indices.places).to(device)
-    token_ids, starts, slots = (torch.from_numpy(each).to(device) for each in (indices.token_ids, indices.starts, indices.slots))
+    # Memory of its own for each: rows of one tensor begin anywhere, and kernels would be compiled again for how they are aligned.
+    positions, row_slots, row_indices, token_ids, starts, slots = (
+        torch.tensor(each, device=device) for each in (*indices.places, indices.token_ids, indices.starts, indices.slots)
+    )
     return PooledRows(
         mode=PREFILL,
         token_ids=token_ids,

@@ -107,6 +107,15 @@ def on_gpu(model):
     return copied.eval()
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 17])
+def test_rows_of_any_number_are_aligned_alike(count, device):
+    """A kernel is compiled once for pointers at multiples of 16 bytes and once more for others: nobody's prompt should wait for that."""
+    rows = prompt_rows(PromptIndices.of([range(count), range(3)], [0, 7], [2, 0]), torch.device(device))
+    indices = (rows.positions, rows.row_slots, rows.row_indices, rows.starts, rows.slots)
+    assert all(each.data_ptr() % 16 == 0 for each in indices)
+
+
 def chain(ids: list[int], others: int) -> tuple[DraftTree, list[int]]:
     """A tree along `ids`, with `others` siblings before each node of the path; and the path."""
     import numpy as np
