@@ -15,6 +15,7 @@ from ddtree.engine.room import share_rows
 from ddtree.engine.sequence import Sequence
 
 LEAST_CHUNK = 16  # prompt tokens beside decoding, however slow they are
+MOST_SLOWER = 4  # times what a prompt token took of late, that one chunk is believed
 
 
 class Scheduler:
@@ -110,8 +111,9 @@ class Scheduler:
 
     def note_prefill(self, num_tokens: int, seconds: float) -> None:
         """What a chunk took."""
-        each = seconds / num_tokens
-        self._prefill_token_s = each if not self._prefill_token_s else 0.7 * self._prefill_token_s + 0.3 * each
+        each, known = seconds / num_tokens, self._prefill_token_s
+        # What a forward takes to be compiled or captured it takes once.
+        self._prefill_token_s = 0.7 * known + 0.3 * min(each, MOST_SLOWER * known) if known else each
 
     def note_out_of_memory(self, num_rows: int, num_sequences: int) -> None:
         """A forward over `num_rows` rows did not fit into memory: from now on fewer, but one for each sequence."""

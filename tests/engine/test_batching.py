@@ -85,8 +85,11 @@ def test_chunks_shrink_to_what_a_stall_may_take():
     scheduler._prefill_token_s = 0.0
     scheduler.note_prefill(512, 512 * 0.002)
     assert scheduler.decoding and scheduler.chunk_tokens() == 100
-    scheduler.note_prefill(1, 10.0)
-    assert scheduler.chunk_tokens() == 16
+    scheduler.note_prefill(1, 10.0)  # as when a forward is captured or compiled: that says little of the next
+    assert scheduler.chunk_tokens() >= 50
+    for _ in range(8):
+        scheduler.note_prefill(1, 10.0)
+    assert scheduler.chunk_tokens() == 16, "slow for good"
     engine.abort(0)
     assert scheduler.chunk_tokens() == 512, "nobody is stalled"
 
