@@ -35,6 +35,9 @@ class ScriptedDrafter:
     def absorb(self, sequence, features) -> None:
         """Features say nothing to it."""
 
+    def absorb_together(self, sequences, features) -> None:
+        """Features say nothing to it."""
+
     def commit(self, sequences, features) -> None:
         """Features say nothing to it."""
 

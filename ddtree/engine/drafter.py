@@ -50,6 +50,11 @@ class Drafter:
         pending, sequence.pending_features = sequence.pending_features, []
         self.model.absorb(torch.cat([*pending, features]) if pending else features, sequence.drafter_state)
 
+    def absorb_together(self, sequences: SequenceOf[Sequence], features: SequenceOf[torch.Tensor]) -> None:
+        """Take in the features [T, F] of each sequence's newly committed prompt tokens."""
+        for sequence, rows in zip(sequences, features, strict=True):
+            self.absorb(sequence, rows)
+
     @torch.inference_mode()
     def draft(self, sequences: SequenceOf[Sequence]) -> list[Candidates | ConditionedCandidates | None]:
         """One block for every sequence that drafts; its candidates are ranked with the request's own noise."""

@@ -195,7 +195,6 @@ class GraphDrafter(Drafter):
 
     @torch.inference_mode()
     def absorb_together(self, sequences: SequenceOf[Sequence], features: SequenceOf[torch.Tensor]) -> None:
-        """Take in the features [n, F] of each sequence's newly committed prompt tokens."""
         slots = np.array([sequence.drafter_state.slot for sequence in sequences], dtype=np.int32)
         lengths = [len(rows) for rows in features]
         behind = np.concatenate([np.arange(-length, 0, dtype=np.int32) for length in lengths])

@@ -42,6 +42,22 @@ def test_sound_pools_are_sound(pairs, family):
         assert where(pairs[family], 3, **options) is None
 
 
+@pytest.mark.parametrize("family", ["llama", "hybrid"])
+def test_an_audit_runs_all_that_is_served(pairs, family, monkeypatch, caplog):
+    """Prompts side by side in one forward too, and nothing fails on the way that the engine would hide."""
+    engine, together = pairs[family].engine(), []
+    run = engine.target.prompts.run
+
+    def seen(token_ids, *rest):
+        together.append(len(token_ids))
+        return run(token_ids, *rest)
+
+    monkeypatch.setattr(engine.target.prompts, "run", seen)
+    result = audited(engine, plan=PLAN)
+    assert result.passed and max(together) > 1
+    assert not caplog.records, caplog.text
+
+
 def test_pages_of_the_first_rows(pairs, monkeypatch):
     """By a whole audit, which finds a mismatch, and nothing wrong in caches of the sequence's own."""
     sound = pools.commit_pages
