@@ -79,7 +79,8 @@ def _waits(sequence: Sequence, known: int, others: SequenceOf[Sequence], prefix:
     if prefix is None or sequence.num_prefilled or not prefix.remembers(sequence):
         return False
     ids, salt, much = sequence.prefill_ids, sequence.request.cache_salt, known + WAITED_FOR
-    return len(ids) > much and any(other.request.cache_salt == salt and other.prefill_ids[:much] == ids[:much] for other in others)
+    remembered = [other for other in others if other.request.cache_salt == salt and not other.num_emitted]
+    return len(ids) > much and any(other.prefill_ids[:much] == ids[:much] for other in remembered)
 
 
 def _run(

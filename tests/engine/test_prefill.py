@@ -91,6 +91,25 @@ def test_nobody_waits_for_what_will_not_be_remembered(pair):
     assert len(together[0]) == 4
 
 
+def test_nobody_waits_for_whoever_is_computed_again(pair):
+    """A preempted sequence, whose prompt is not remembered once more."""
+    engine = pair.engine(prefill_chunk=1024, max_running=8)
+    together, _ = watched(engine)
+    request = ask(tokens(9, 200))
+    engine.add(request)
+    emitted = [token_id for _ in range(3) for emission in engine.step() for token_id in emission.token_ids]
+    (sequence,) = engine.scheduler.running
+    engine.device_rounds.drain([sequence])
+    engine._close(sequence)
+    engine.scheduler.preempt(sequence)
+    engine.prefix.clear()
+    engine.add(ask((*request.prompt_token_ids, *tokens(8, 60))))
+    while engine.has_work:
+        emitted += [token_id for emission in engine.step() if emission.request_id == 0 for token_id in emission.token_ids]
+    assert emitted == pair.cold(request)
+    assert len(together[0]) == 2
+
+
 def test_a_forward_takes_no_more_tokens_than_a_step_may(pair):
     engine = pair.engine(prefix_bytes=0, prefill_chunk=40, max_running=8)
     together, alone = watched(engine)
