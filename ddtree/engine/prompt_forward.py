@@ -57,14 +57,14 @@ class PromptForwards:
         self.state, self.graphs = state, graphs
         self.pads = state.device.type == "cuda"  # with graphs or without, so that both give the same bits
         operations = 2 * sum(parameter.numel() for parameter in state.target.model.parameters())
-        self.rows = tuple(rows for rows in ROWS if rows * operations <= MOST_WORK) or ROWS[:1]
+        self.buckets = tuple(rows for rows in ROWS if rows * operations <= MOST_WORK) or ROWS[:1]
         self._pool = torch.cuda.graph_pool_handle() if self.pads and graphs else None
         self._features: torch.Tensor | None = None
         self._captured: dict[tuple[int, int], PromptForward] = {}
 
     def prepare(self) -> None:
         """Capture what one prompt needs; several side by side are captured when they first come, which takes a fraction of a second."""
-        for num_rows in self.rows if self.pads and self.graphs else ():
+        for num_rows in self.buckets if self.pads and self.graphs else ():
             self._forward_of(1, num_rows)
 
     def run(
@@ -76,8 +76,8 @@ class PromptForwards:
         one sequence after the other; both may be written over by the next call.
         """
         state, num_rows = self.state, sum(map(len, token_ids))
-        if self.pads and num_rows <= self.rows[-1] and len(slots) <= BATCHES[-1]:
-            forward = self._forward_of(bucket_of(len(slots), BATCHES), bucket_of(num_rows, self.rows))
+        if self.pads and num_rows <= self.buckets[-1] and len(slots) <= BATCHES[-1]:
+            forward = self._forward_of(bucket_of(len(slots), BATCHES), bucket_of(num_rows, self.buckets))
             return forward.run(token_ids, firsts, slots)
         features = self._new_features(num_rows) if wants_features else None
         rows = prompt_rows(PromptIndices.of(token_ids, firsts, slots), state.device)
@@ -87,7 +87,7 @@ class PromptForwards:
         shape = (batch, num_rows)
         if shape not in self._captured:
             if self._features is None and self.state.drafter is not None:
-                self._features = self._new_features(self.rows[-1])
+                self._features = self._new_features(self.buckets[-1])
             self._captured[shape] = PromptForward(self.state, *shape, self._features, graphs=self.graphs, pool=self._pool)
         return self._captured[shape]
 
