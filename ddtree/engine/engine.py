@@ -142,6 +142,10 @@ class Engine:
             return emissions + self._decode()
         return emissions
 
+    def prepare_one(self) -> bool:
+        """While nobody waits: do one thing, a fraction of a second, that a later request would wait for. False where nothing is left."""
+        return getattr(self.target, "prepare_one", bool)()
+
     def running(self, request_id: int) -> Sequence:
         """The sequence of a request that runs, for measurements. KeyError if it does not."""
         sequence = self.running_or_none(request_id)

@@ -69,6 +69,9 @@ class GraphTarget(Target):
         spans = zip(chunks, pairwise(starts), strict=True)
         return [features[start:stop] if chunk.sequence.drafts else None for chunk, (start, stop) in spans], token_ids
 
+    def prepare_one(self) -> bool:
+        return self.prompts.prepare_one()
+
     def _first_token(self, chunk: Chunk, logits: torch.Tensor) -> int:
         sequence = chunk.sequence
         position = sequence.num_prefilled + len(chunk.token_ids)

@@ -242,7 +242,6 @@ def start_auto(
         engine.auto = engine.device_rounds.auto = auto
         if prepare:
             auto.prepare(engine.config.max_running, engine.config.prefill_chunk)
-            engine.target.prompts.prepare()
         return auto
     facts = facts_of(engine) | (names or {})
     cost = store.load(facts) if store else None

@@ -6,6 +6,7 @@ Letters: R packed rows, B sequences, C model width, F feature width.
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
+from itertools import product
 
 import torch
 
@@ -62,10 +63,13 @@ class PromptForwards:
         self._features: torch.Tensor | None = None
         self._captured: dict[tuple[int, int], PromptForward] = {}
 
-    def prepare(self) -> None:
-        """Capture what one prompt needs; several side by side are captured when they first come, which takes a fraction of a second."""
-        for num_rows in self.buckets if self.pads and self.graphs else ():
-            self._forward_of(1, num_rows)
+    def prepare_one(self) -> bool:
+        """Capture a shape that is not yet: of those of one prompt, then of as many as there are slots. False where none is left."""
+        batches = sorted({1, bucket_of(min(self.state.dummy, BATCHES[-1]), BATCHES)}) if self.pads and self.graphs else ()
+        missing = [shape for shape in product(batches, self.buckets) if shape not in self._captured]
+        if missing:
+            self._forward_of(*missing[0])
+        return len(missing) > 1
 
     def run(
         self, token_ids: SequenceOf[SequenceOf[int]], firsts: SequenceOf[int], slots: SequenceOf[int], wants_features: bool

@@ -88,6 +88,10 @@ class Target:
         self._features = self._logits = None
         return features
 
+    def prepare_one(self) -> bool:
+        """Do one thing that a later request would wait for. False where nothing is left."""
+        return False
+
     def close(self, sequence: Sequence) -> None:
         """Drop what the sequence remembers."""
         sequence.target_state = None

@@ -39,6 +39,8 @@ class EngineLike(Protocol):
 
     def step(self) -> list[Emission]: ...
 
+    def prepare_one(self) -> bool: ...
+
 
 class Worker:
     """Owns the engine's thread. `load` runs in it: the server listens and answers 503 until it is done."""
@@ -61,6 +63,7 @@ class Worker:
         self._wake = threading.Condition()
         self._stopping = False
         self._faults_in_a_row = 0
+        self._preparing = True  # while nobody asks, until nothing is left
         self._num_submitted = 0  # in the inbox, not yet the engine's
         self._counts = (0, 0)  # the engine's running and waiting, as of the last step
         self._live: dict[int, tuple[Batch, int]] = {}  # request id -> its batch and place in it
@@ -146,7 +149,7 @@ class Worker:
     def _serve_once(self) -> bool:
         """Take what came in, then one engine step. False when asked to stop."""
         with self._wake:
-            while not (self._inbox or self._stopping or self._engine.has_work):
+            while not (self._inbox or self._stopping or self._engine.has_work or self._preparing):
                 self._wake.wait()
             if self._stopping:
                 return False
@@ -159,7 +162,17 @@ class Worker:
         if self._engine.has_work:
             self._step()
             self._publish()
+        elif self._preparing:
+            self._prepare()
         return True
+
+    def _prepare(self) -> None:
+        """One thing of those that requests would wait for."""
+        try:
+            self._preparing = self._engine.prepare_one()
+        except Exception:
+            self._preparing = False
+            logger.exception("something could not be prepared while the server was idle; who needs it will wait for it")
 
     def _publish(self, num_added: int = 0) -> None:
         with self._wake:

@@ -168,6 +168,21 @@ def test_a_fault_that_does_not_come_again_leaves_no_trace(pair, part, call):
     check_pages(engine)
 
 
+@pytest.mark.parametrize(("max_running", "batches"), [(1, {1, 8}), (8, {1, 8}), (9, {1, 64})])
+def test_shapes_are_captured_one_by_one_while_nobody_asks(pair, max_running, batches):
+    engine = pair.engine(prefix_bytes=0, max_running=max_running)
+    assert not engine.prepare_one(), "on a CPU nothing is captured"
+    prompts = engine.target.prompts
+    prompts.pads = True
+    number = 1
+    while engine.prepare_one():
+        number += 1
+    assert set(prompts._captured) == {(batch, rows) for batch in batches for rows in prompts.buckets}
+    assert number == len(prompts._captured)
+    request = ask(tokens(3, 21))
+    assert list(engine.generate(request).token_ids) == pair.cold(request)
+
+
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 12))])
 def test_random_schedules_of_padded_prompts(pair, seed):
     """Joins in bursts, cancels, shared prefixes, in odd seeds too little memory: every answer as cold and alone, no page is lost."""

@@ -95,6 +95,9 @@ class ScriptEngine:
         self.aborted.append(request_id)
         self.live.pop(request_id, None)
 
+    def prepare_one(self):
+        return False
+
     def step(self):
         if self.gate is not None and not self.gate.wait(0.02):
             return []

@@ -182,6 +182,34 @@ def test_a_request_whose_time_is_up_is_503(code, stream):
         assert error["code"] == code and "took 9.0 s" in error["message"]
 
 
+@pytest.mark.parametrize("fault", [False, True])
+def test_what_requests_would_wait_for_is_prepared_while_nobody_asks(fault):
+    class Preparing(ScriptEngine):
+        left, beside_work = 5, False
+
+        def prepare_one(self):
+            self.beside_work |= self.has_work
+            between.wait(5)
+            between.clear()
+            self.left -= 1
+            if fault and self.left == 2:
+                raise RuntimeError("scripted: no memory")
+            return self.left > 0
+
+    between = threading.Event()
+    with serving(Preparing()) as client:
+        wait_for(lambda: client.get("/health").status_code == 200)
+        call = in_background(client.chat)  # comes while something is prepared
+        between.set()
+        assert call().status_code == 200
+        for _ in range(5):
+            between.set()
+            wait_for(lambda: not between.is_set() or client.engine.left in (0, 2 if fault else 0))
+            assert client.chat().status_code == 200
+        assert client.engine.left == (2 if fault else 0)
+        assert not client.engine.beside_work
+
+
 def test_503_until_warm():
     warm = threading.Event()
 
