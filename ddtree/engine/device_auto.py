@@ -52,6 +52,7 @@ class DeviceAuto:
         self.regimes: dict[tuple[bool, bool], Belief] = {}  # by greedy and conditioned
         self.chosen = 0
         self.probing = False  # whether the last plan is to see whether drafting would pay again
+        self.filtered: list[RoundShape] = []  # whose kernels are compiled once nobody waits
         self.turn = 0
         self.sparing = False  # whether the adapter was left out of the last large batch's rounds
         self.settled = 0  # rounds of large batches for which that stays
@@ -71,10 +72,17 @@ class DeviceAuto:
         wanted = [(1, True, scored), *((count, False, scored) for count in batches)]
         spared = [(count, False, False) for count in batches if scored and count >= SPARING]
         shapes = [shape for key in wanted for shape in self._shapes(*key)] + [self._compared(*key[:2]) for key in spared]
-        shapes += [replace(shape, filtered=True) for shape in self._shapes(1, True, scored)]  # not captured yet
+        self.filtered = [replace(shape, filtered=True) for shape in self._shapes(1, True, scored)]
         self.rounds.compile_ahead(shapes, prefill_chunk)
         for key in wanted + spared:
             self.costs_of(*key)
+
+    def prepare_one(self) -> bool:
+        """While nobody waits: compile what drawing from what filters keep will launch. Whether there was something to do."""
+        shapes, self.filtered = self.filtered, []
+        if shapes:
+            self.rounds.compile_ahead(shapes)
+        return bool(shapes)
 
     def costs_of(self, num_sequences: int, sampled: bool, conditioned: bool | None = None) -> np.ndarray:
         """Milliseconds of a round at each budget that fits; measured when first asked for. `conditioned` None: if it can be."""

@@ -144,7 +144,7 @@ class Engine:
 
     def prepare_one(self) -> bool:
         """While nobody waits: do one thing, a fraction of a second, that a later request would wait for. False where nothing is left."""
-        return getattr(self.target, "prepare_one", bool)()
+        return any(getattr(each, "prepare_one", bool)() for each in (self.auto, self.target))
 
     def running(self, request_id: int) -> Sequence:
         """The sequence of a request that runs, for measurements. KeyError if it does not."""

@@ -23,7 +23,7 @@ CARD = {"0.0": {"4": 2.5, "64": 3.5}}
 def test_every_shape_of_a_start_is_compiled_before_the_first_is_timed(conditioned, max_running):
     ahead, timed = [], []
     state = SimpleNamespace(conditioning=object() if conditioned else None, max_rows=1025)
-    auto = DeviceAuto(SimpleNamespace(state=state, compile_ahead=lambda shapes, prefill_chunk: ahead.append(shapes)), CARD, 16, 1024)
+    auto = DeviceAuto(SimpleNamespace(state=state, compile_ahead=lambda shapes, prefill_chunk=0: ahead.append(shapes)), CARD, 16, 1024)
 
     def time_of(shape: RoundShape) -> float:
         assert len(ahead) == 1
@@ -32,8 +32,9 @@ def test_every_shape_of_a_start_is_compiled_before_the_first_is_timed(conditione
 
     auto._time = time_of
     auto.prepare(max_running, 512)
-    assert set(timed) <= set(ahead[0])
-    assert all(shape.filtered for shape in set(ahead[0]) - set(timed)), "whose kernels a first filtered request finds"
+    assert auto.prepare_one() and not auto.prepare_one(), "and once nobody waits what filters need"
+    assert ahead[1] and all(shape.filtered for shape in ahead.pop())
+    assert set(ahead[0]) == set(timed)
     assert any(shape.num_sequences == max_running and shape.max_budget == 63 for shape in timed)
     assert all(np.isfinite(costs).all() for costs in auto.costs.values())
 
