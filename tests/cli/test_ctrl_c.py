@@ -2,6 +2,7 @@
 
 import builtins
 import io
+import logging
 import signal
 import sys
 import time
@@ -23,6 +24,17 @@ def heard():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(autouse=True)
+def logs_as_before():
+    """A command sets what is logged for its whole process, which here is that of other tests too."""
+    loggers = [logging.getLogger(name) for name in ("", "ddtree", "ddtree.requests")]
+    before = [(logger, logger.level, list(logger.handlers)) for logger in loggers]
+    yield
+    for logger, level, handlers in before:
+        logger.setLevel(level)
+        logger.handlers[:] = handlers
 
 
 class Talk:
