@@ -70,6 +70,9 @@ class StubEngine:
     def step(self) -> list[Emission]:
         return [self._advance(request_id) for request_id in list(self.live)]
 
+    def prepare_one(self) -> bool:
+        return False
+
     def _advance(self, request_id: int) -> Emission:
         request, before = self.live[request_id]
         new = self.token_ids[before : before + self.step_size]

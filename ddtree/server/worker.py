@@ -167,12 +167,15 @@ class Worker:
         return True
 
     def _prepare(self) -> None:
-        """One thing of those that requests would wait for."""
+        """One thing of those that requests would wait for; watched as a step is."""
+        self._step_began = time.monotonic()
         try:
             self._preparing = self._engine.prepare_one()
         except Exception:
             self._preparing = False
             logger.exception("something could not be prepared while the server was idle; who needs it will wait for it")
+        finally:
+            self._step_began = None
 
     def _publish(self, num_added: int = 0) -> None:
         with self._wake:

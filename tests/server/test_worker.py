@@ -160,6 +160,22 @@ def test_a_step_that_never_ends_is_503():
         wait_for(lambda: client.get("/health").status_code == 200)
 
 
+def test_what_is_prepared_and_never_ends_is_503():
+    class Hanging(ScriptEngine):
+        def prepare_one(self):
+            gate.wait(10)
+            return False
+
+    gate = threading.Event()
+    with serving(Hanging()) as client:
+        client.worker.stuck_after_s = 0.2
+        wait_for(lambda: client.worker.state == "stuck")
+        assert client.get("/health").status_code == client.chat().status_code == 503
+        gate.set()
+        wait_for(lambda: client.get("/health").status_code == 200)
+        assert client.chat().status_code == 200
+
+
 @pytest.mark.parametrize("code", ["timeout", "queue_timeout"])
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_request_whose_time_is_up_is_503(code, stream):
@@ -189,7 +205,7 @@ def test_what_requests_would_wait_for_is_prepared_while_nobody_asks(fault):
 
         def prepare_one(self):
             self.beside_work |= self.has_work
-            between.wait(5)
+            between.wait(0.3)
             between.clear()
             self.left -= 1
             if fault and self.left == 2:
