@@ -116,7 +116,8 @@ class PooledState:
         slot = self.open()
         sampling = request.sampling
         self.temperatures[slot] = sampling.temperature
-        self.top_ks[slot], self.top_ps[slot], self.min_ps[slot] = sampling.top_k, sampling.top_p, sampling.min_p
+        self.top_ks[slot] = min(sampling.top_k, self.target.config.vocab_size)  # requests may say any number, int32 holds less
+        self.top_ps[slot], self.min_ps[slot] = sampling.top_p, sampling.min_p
         if not sampling.greedy:
             key = noise_key(request.seed, request.choice_index, request.prompt_token_ids)
             self.noise_keys[slot] = key - (1 << 64) if key >> 63 else key

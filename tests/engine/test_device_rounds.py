@@ -61,6 +61,15 @@ def test_every_budget_emits_the_same_with_nothing_between_on_the_host(engines, s
     assert pooled.device_rounds.state.allocator.num_free == pooled.device_rounds.state.allocator.num_pages
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_top_k_beyond_any_vocabulary_keeps_all(engines, temperature):
+    """Clients write the largest number that they know for "all of them"."""
+    plain, pooled = engines
+    for top_k in (VOCAB, 2**31, 2**63):
+        wide = request(2, 7, SamplingParams(temperature=temperature, top_k=top_k, top_p=0.9))
+        assert pooled.generate(wide).token_ids == plain.generate(wide).token_ids
+
+
 def test_requests_of_all_kinds_side_by_side_do_not_touch_each_other(engines):
     plain, pooled = engines
     requests = [
