@@ -73,6 +73,25 @@ def test_the_kernel_attends_as_the_twin_does(mode, plan):
     check_kernel(Pools.random([6, 0, 1], [37, 4, 0], 6, 2, 16, torch.float32), mode, plan=plan)
 
 
+@pytest.mark.parametrize("heads, kv_heads", [(4, 4), (3, 1), (5, 1), (20, 1)])
+def test_heads_of_a_row_see_alike_wherever_a_tile_cuts_it(heads, kv_heads):
+    """A tile of 16 pairs begins inside a row, of 64 keys the later 32 are a word of their own, a row has more heads than a tile pairs."""
+    pools = Pools.random([36, 0, 3], [40, 5, 64], heads, kv_heads, 16, torch.float32, page_size=64)
+    check_kernel(pools, "tree", plan=AttentionPlan(16, 64, 4, 1, 1, 1))
+
+
+def test_no_tile_has_more_rows_than_are_looked_up_for_it():
+    pytest.importorskip("triton")
+    from ddtree.kernels.tree_attention.triton import rows_of_tile
+
+    for block_m in (16, 32, 64, 128):
+        for group in range(1, 131):
+            firsts = range(0, block_m * group, block_m)
+            most = max((first + block_m - 1) // group - first // group + 1 for first in firsts)
+            window = rows_of_tile(block_m, group)
+            assert most <= window <= block_m and window & (window - 1) == 0, (block_m, group)
+
+
 @pytest.mark.parametrize("mode, window", [("causal", 1), ("causal", 18), ("block", 3), ("block", 20)])
 def test_the_kernel_looks_no_further_than_the_window(mode, window):
     plan = ONE_SPLIT if window == 18 else SEVERAL_SPLITS
