@@ -286,12 +286,7 @@ def budget_of(sequence: Sequence) -> int:
 
 def suits(sequence: Sequence) -> bool:
     """Whether choosing this sequence's tokens needs nothing of the host."""
-    request = sequence.request
-    return (
-        sequence.adjuster is None
-        and not sequence.suspect
-        and request.num_logprobs is None
-    )
+    return sequence.adjuster is None and not sequence.suspect and sequence.request.num_logprobs is None
 
 
 def may_end(sequence: Sequence, token_ids: list[int]) -> bool:

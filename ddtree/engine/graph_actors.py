@@ -1,4 +1,4 @@
-"""Target and drafter over pools, for rounds that need the host: filters, penalties, grammars, log-probabilities, auto trees.
+"""Target and drafter over pools, for prompts and for rounds that need the host: penalties, bias, grammars, log-probabilities.
 
 Same methods as `Target` and `Drafter`; forwards are replayed graphs, trees come from the host and logits are looked at
 there. Rounds without such needs run whole on the device (`device_round`); both work on the same pools.
