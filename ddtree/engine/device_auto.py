@@ -78,14 +78,14 @@ class DeviceAuto:
             self.costs_of(*key)
 
     def prepare_one(self) -> bool:
-        """While nobody waits: compile what drawing from what filters keep will launch. Whether there was something to do."""
-        shapes, self.filtered = self.filtered, []
-        if shapes:
-            self.rounds.compile_ahead(shapes)
-        return bool(shapes)
+        """While nobody waits: compile what a round that draws from what filters keep launches. Whether there was something to do."""
+        if self.filtered:
+            self.rounds.compile_ahead([self.filtered.pop()])  # no more at once: somebody may come
+            return True
+        return False
 
     def costs_of(self, num_sequences: int, sampled: bool, conditioned: bool | None = None) -> np.ndarray:
-        """Milliseconds of a round at each budget that fits; measured when first asked for. `conditioned` None: if it can be."""
+        """Milliseconds of a round at each budget that fits; measured or derived when first asked for. `conditioned` None: if it can be."""
         conditioned = self.rounds.state.conditioning is not None if conditioned is None else conditioned
         key = (bucket_of(num_sequences, BATCHES), sampled, conditioned)
         if key not in self.costs:

@@ -32,9 +32,12 @@ def test_every_shape_of_a_start_is_compiled_before_the_first_is_timed(conditione
 
     auto._time = time_of
     auto.prepare(max_running, 512)
-    assert auto.prepare_one() and not auto.prepare_one(), "and once nobody waits what filters need"
-    assert ahead[1] and all(shape.filtered for shape in ahead.pop())
     assert set(ahead[0]) == set(timed)
+    while auto.prepare_one():
+        pass
+    filtered = [shape for shapes in ahead[1:] for shape in shapes]
+    assert len(filtered) == len(ahead) - 1 == len(auto.ladder), "once nobody waits what filters need, one shape at a time"
+    assert all(shape.filtered and shape.sampled and shape.num_sequences == 1 for shape in filtered)
     assert any(shape.num_sequences == max_running and shape.max_budget == 63 for shape in timed)
     assert all(np.isfinite(costs).all() for costs in auto.costs.values())
 
