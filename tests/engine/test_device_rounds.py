@@ -47,7 +47,9 @@ def run_together(engine, requests) -> list[tuple[int, ...]]:
     return [tuple(tokens[request_id]) for request_id in ids]
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, FILTERED, RECOMMENDED], ids=["greedy", "sampled", "filtered", "recommended"])
+@pytest.mark.parametrize(
+    "sampling", [GREEDY, SAMPLED, pytest.param(FILTERED, marks=pytest.mark.long), RECOMMENDED], ids=["greedy", "sampled", "filtered", "recommended"]
+)
 def test_every_budget_emits_the_same_with_nothing_between_on_the_host(engines, sampling, monkeypatch):
     plain, pooled = engines
     monkeypatch.setattr(pooled.target, "verify", None)  # what rounds with the host in between would call

@@ -151,7 +151,7 @@ def requests_of(pair: Pair, rng, count: int):
     return requests
 
 
-@pytest.mark.parametrize("family", ["hybrid", "llama", "adapter"])
+@pytest.mark.parametrize("family", ["hybrid", "llama", pytest.param("adapter", marks=pytest.mark.long)])
 @pytest.mark.parametrize("seed", [0, *MORE])
 def test_a_slow_device_changes_nobodys_tokens(pairs, family, seed, monkeypatch):
     pair, rng = pairs[family], seeded(seed)
