@@ -20,8 +20,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.shapes import PAIRS
-from benchmarks.throughput import make_engine, prompts_of
+from benchmarks.throughput import add_pair, check_pair, make_engine, name_of_pair, prompts_of
 
 
 def burst(engine, prompts: list, args) -> tuple[list[float], float, int]:
@@ -59,11 +58,7 @@ def point(engine, prompts: list, concurrency: int, args) -> dict:
 def main() -> int:
     numbers = lambda text: [int(part) for part in text.split(",")]  # noqa: E731
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shapes", choices=PAIRS)
-    parser.add_argument("--target", type=Path)
-    parser.add_argument("--drafter", type=Path)
-    parser.add_argument("--prompts", type=Path)
-    parser.add_argument("--adapter", default="auto", help='a folder, or "none"')
+    add_pair(parser)
     parser.add_argument("--concurrency", type=numbers, default=[1, 8, 32])
     parser.add_argument("--budget", type=int, default=8)
     parser.add_argument("--temperature", type=float, default=0.0)
@@ -80,8 +75,7 @@ def main() -> int:
     parser.add_argument("--batch-invariant", action="store_true")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    if not args.shapes and not (args.target and args.drafter and args.prompts):
-        parser.error("give --shapes, or --target, --drafter and --prompts")
+    check_pair(parser, args)
     args.budgets, args.max_tree_budget = [args.budget], args.budget
     engine = make_engine(args)
     engine.config = replace(engine.config, prefill_chunk=args.prefill_chunk)
@@ -89,7 +83,7 @@ def main() -> int:
     result = {
         "card": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "torch": torch.__version__,
-        "model": f"{args.shapes}, random weights, synthetic acceptance" if args.shapes else f"{args.target.name}, {args.drafter.name}, real acceptance",
+        "model": name_of_pair(args),
         "dtype": args.dtype,
         "command": "python -m benchmarks.burst " + " ".join(sys.argv[1:]).replace(str(Path.home()), "~"),
         "points": {},

@@ -26,6 +26,26 @@ from benchmarks.shapes import PAIRS
 PREFILL_CHUNK = 16384  # prompt tokens of a step: all prompts go at once, so that no rounds of fewer requests are captured
 
 
+def add_pair(parser: argparse.ArgumentParser) -> None:
+    """Which pair runs: random weights of known shapes, or a real one and its prompts."""
+    parser.add_argument("--shapes", choices=PAIRS)
+    parser.add_argument("--target", type=Path)
+    parser.add_argument("--drafter", type=Path)
+    parser.add_argument("--prompts", type=Path)
+    parser.add_argument("--adapter", default="auto", help='a folder, or "none"')
+
+
+def check_pair(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """End with a usage error where no pair is named whole."""
+    if not args.shapes and not (args.target and args.drafter and args.prompts):
+        parser.error("give --shapes, or --target, --drafter and --prompts")
+
+
+def name_of_pair(args: argparse.Namespace) -> str:
+    """The pair in words, and whose acceptance it is."""
+    return f"{args.shapes}, random weights, synthetic acceptance" if args.shapes else f"{args.target.name}, {args.drafter.name}, real acceptance"
+
+
 def make_engine(args):
     """An engine over pools for the largest concurrency; synthetic rounds where the weights are random."""
     from ddtree.engine.config import EngineConfig
@@ -143,11 +163,7 @@ def burst(engine, prompts: list, mode, seconds: float, answer_tokens: int | None
 def main() -> int:
     numbers = lambda text: [int(part) for part in text.split(",")]  # noqa: E731
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shapes", choices=PAIRS)
-    parser.add_argument("--target", type=Path)
-    parser.add_argument("--drafter", type=Path)
-    parser.add_argument("--prompts", type=Path)
-    parser.add_argument("--adapter", default="auto", help='a folder, or "none"')
+    add_pair(parser)
     parser.add_argument("--concurrency", type=numbers, default=[1, 2, 4, 8, 16, 32, 64])
     parser.add_argument("--budgets", type=numbers, default=[16, 64])
     parser.add_argument("--seconds", type=float, default=1.5)
@@ -164,8 +180,7 @@ def main() -> int:
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    if not args.shapes and not (args.target and args.drafter and args.prompts):
-        parser.error("give --shapes, or --target, --drafter and --prompts")
+    check_pair(parser, args)
     if args.repeats < 2:
         parser.error(f"--repeats must be at least 2, got {args.repeats}: the best budget is chosen on one half of the runs")
     from ddtree.cli.loaded import acceptance_of, card_of
@@ -181,7 +196,7 @@ def main() -> int:
     result = {
         "card": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "torch": torch.__version__,
-        "model": f"{args.shapes}, random weights, synthetic acceptance" if args.shapes else f"{args.target.name}, {args.drafter.name}, real acceptance",
+        "model": name_of_pair(args),
         "dtype": args.dtype,
         "batch_invariant": args.batch_invariant,
         "command": "python -m benchmarks.throughput " + " ".join(sys.argv[1:]).replace(str(Path.home()), "~"),

@@ -39,9 +39,10 @@ def prefill_step(target, drafter, scheduler: Scheduler, prefix: AnyPrefix) -> li
     started, left, line = time.perf_counter(), scheduler.chunk_tokens(), scheduler.prefill_line()
     done, num_tokens, packs = [], 0, getattr(target, "packs_prompts", False)
     while line and left - num_tokens > 0:
-        group = first_group(line, left - num_tokens, prefix) if packs else line[:1]
-        if num_tokens and len(group[0].prefill_ids) - known_of(group[0], prefix) > left - num_tokens:
+        lacking = len(line[0].prefill_ids) - known_of(line[0], prefix)
+        if num_tokens and lacking > left - num_tokens:
             break
+        group = first_group(line, left - num_tokens - lacking, prefix) if packs else line[:1]
         line = [sequence for sequence in line if sequence not in group]
         num_tokens += _run(target, drafter, scheduler, prefix, group, left - num_tokens, done)
     if num_tokens:
@@ -49,13 +50,12 @@ def prefill_step(target, drafter, scheduler: Scheduler, prefix: AnyPrefix) -> li
     return done
 
 
-def first_group(line: SequenceOf[Sequence], most: int, prefix: AnyPrefix) -> list[Sequence]:
-    """The first of the line and those that go along with it: what they lack fits beside it, no fault is suspected in them,
-    and nobody computes meanwhile what they could take over."""
+def first_group(line: SequenceOf[Sequence], left: int, prefix: AnyPrefix) -> list[Sequence]:
+    """The first of the line and those that go along with it: what they lack is no more than the tokens `left` beside it, no fault
+    is suspected in them, and nobody computes meanwhile what they could take over."""
     group = [line[0]]
     if line[0].suspect:
         return group
-    left = most - len(line[0].prefill_ids) + known_of(line[0], prefix)
     for sequence in line[1:]:
         known = known_of(sequence, prefix)
         lacking = len(sequence.prefill_ids) - known
